@@ -1,0 +1,331 @@
+"""Core: a run's state as a fold over its records. Nothing else is stored that could disagree.
+
+`Fold.apply` takes the entries in order and is stricter than any writer: an entry that does not
+chain, comes from a fenced claim, repeats an id or breaks the order of a step is Damage.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, assert_never
+
+import msgspec
+from msgspec import UNSET
+
+from .codec import Damage, Entry, record_hash
+from .ids import valid_name
+from .messages import JSON, Reply
+from .records import (
+    HOLDER_RECORDS,
+    ZERO_HASH,
+    Claim,
+    Commit,
+    NewerRecord,
+    Park,
+    Record,
+    Release,
+    RunCompleted,
+    RunPurged,
+    RunStarted,
+    Signal,
+    Status,
+    StepCompleted,
+    StepStarted,
+    VerdictAsk,
+)
+
+End: TypeAlias = RunCompleted | Commit
+
+
+class StepState:
+    """What the journal knows of one step: its starts, its result, what a person said of each start."""
+
+    __slots__ = ("completed", "name", "reconciled", "starts")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.starts: list[StepStarted] = []
+        self.completed: StepCompleted | None = None
+        self.reconciled: dict[int, Signal] = {}
+
+    @property
+    def last(self) -> StepStarted:
+        """The latest start; only where there is one."""
+        return self.starts[-1]
+
+    @property
+    def unknown(self) -> bool:
+        """An unsafe start without a result that nobody has settled (R23)."""
+        return (
+            self.completed is None
+            and bool(self.starts)
+            and self.last.replay == "unsafe"
+            and self.last.n not in self.reconciled
+        )
+
+    def copy(self) -> StepState:
+        other = StepState(self.name)
+        other.starts = list(self.starts)
+        other.completed = self.completed
+        other.reconciled = dict(self.reconciled)
+        return other
+
+
+class ModelReply:
+    """The last model reply that passed the gate: its calls, their steps and verdicts."""
+
+    __slots__ = ("completed", "reply", "steps")
+
+    def __init__(self, completed: StepCompleted) -> None:
+        self.completed = completed
+        self.reply = msgspec.convert(completed.result, Reply)
+        ordinal = completed.step.rpartition("/")[2]
+        self.steps = tuple(
+            call_step(ordinal, index, call.name) for index, call in enumerate(self.reply.calls)
+        )
+
+
+class Fold:
+    """The state of one run. Mutable, one writer; `copy` is for what-if and for the explorer."""
+
+    __slots__ = (
+        "_counters",
+        "claim",
+        "claims",
+        "decisions",
+        "end",
+        "head",
+        "head_at",
+        "model_calls",
+        "n",
+        "newer",
+        "open",
+        "park",
+        "purged",
+        "reply",
+        "requests",
+        "started",
+        "steps",
+    )
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.head = ZERO_HASH
+        self.head_at = ""
+        self.started: RunStarted | None = None
+        self.claim: Claim | None = None
+        self.claims: dict[int, Claim] = {}
+        self.steps: dict[str, StepState] = {}
+        self.open: dict[str, StepState] = {}
+        self.reply: ModelReply | None = None
+        self.decisions: dict[str, Signal] = {}
+        self.requests: dict[str, Signal] = {}
+        self.park: Park | None = None
+        self.end: End | None = None
+        self.purged: RunPurged | None = None
+        self.newer: str | None = None
+        self.model_calls = 0
+        self._counters: dict[str, int] = {}
+
+    # ---- reading ----------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None or self.purged is not None
+
+    def unknown(self) -> list[StepState]:
+        """Writes whose outcome nobody knows, oldest first."""
+        found = [step for step in self.open.values() if step.unknown]
+        return sorted(found, key=lambda step: step.last.n)
+
+    def pending(self) -> list[tuple[int, VerdictAsk]]:
+        """Calls of the last reply that wait for a decision: their index and verdict."""
+        if self.reply is None:
+            return []
+        return [
+            (index, verdict)
+            for index, verdict in enumerate(self.reply.completed.verdicts)
+            if isinstance(verdict, VerdictAsk)
+            and verdict.marker not in self.decisions
+            and self.reply.steps[index] not in self.steps
+        ]
+
+    def runnable(self) -> bool:
+        """Whether a holder would have something to do: false only where a person must act first."""
+        if self.unknown():
+            return False
+        if self.reply is None or not self.reply.steps:
+            return True
+        waiting = {index for index, _ in self.pending()}
+        if not waiting:
+            return True
+        return any(
+            index not in waiting and not self._done(step)
+            for index, step in enumerate(self.reply.steps)
+        )
+
+    def _done(self, step: str) -> bool:
+        state = self.steps.get(step)
+        return state is not None and state.completed is not None
+
+    def status(self, *, held: bool = False) -> Status:
+        """The run's status word (R6). `held`: a lock or answer says that somebody runs it now."""
+        if self.newer is not None:
+            return "newer"
+        match self.end:
+            case RunCompleted():
+                return "completed"
+            case Commit(action="fail"):
+                return "failed"
+            case Commit():
+                return "cancelled"
+            case None:
+                pass
+        if held or self.claim is not None or self.runnable():
+            return "running"
+        return "indeterminate" if self.unknown() else "awaiting_approval"
+
+    # ---- folding ----------------------------------------------------------------------------
+
+    def copy(self) -> Fold:
+        """An independent copy; the records in it are shared, being frozen."""
+        other = Fold()
+        for name in Fold.__slots__:
+            value: Any = getattr(self, name)
+            setattr(other, name, dict(value) if isinstance(value, dict) else value)  # type: ignore[arg-type]
+        other.steps = {name: step.copy() for name, step in self.steps.items()}
+        other.open = {name: other.steps[name] for name in self.open}
+        return other
+
+    def apply(self, entry: Entry) -> None:
+        """Take the next entry; raises Damage, and is then unchanged."""
+        record = entry.record
+        self._check_chain(record)
+        if self.newer is None:  # what follows a record of a newer version can't be understood
+            self._check_order(record)
+            self._take(record)
+        nonce, _, counter = record.id.partition("-")
+        self._counters[nonce] = int(counter)
+        self.n = record.n
+        self.head = record_hash(entry.raw)
+        self.head_at = record.at
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case RunStarted():
+                self.started = record
+            case StepStarted():
+                self._start(record)
+            case StepCompleted():
+                self._complete(record)
+            case Claim():
+                self.claim = record
+                self.claims[record.n] = record
+                self.park = None
+            case Release():
+                self.claim = None
+            case Park():
+                self.claim = None
+                self.park = record
+            case Signal():
+                self._signal(record)
+            case RunCompleted() | Commit():
+                self.end = record
+                self.claim = None
+            case RunPurged():
+                self.purged = record
+            case NewerRecord():
+                self.newer = record.type_
+            case _:
+                raise AssertionError(f"record without a fold: {type(record).__name__}")
+
+    def _check_chain(self, record: Record) -> None:
+        """Ordinal, previous hash, writer id. Raises Damage."""
+        if isinstance(record, RunPurged) and self.n == 0:
+            return  # a tombstone is the first record left, whatever its ordinal
+        if record.n != self.n + 1:
+            missing = (
+                f"{self.n + 1} to {record.n - 1}" if record.n > self.n + 1 else f"{self.n + 1}"
+            )
+            raise Damage(f"record {missing} is missing: record {record.n} follows {self.n}")
+        if record.prev != self.head:
+            raise Damage(f"record {record.n} does not follow record {self.n}: its hash differs")
+        nonce, _, counter = record.id.partition("-")
+        if int(counter) <= self._counters.get(nonce, -1):
+            raise Damage(f"record {record.n} repeats the writer id {record.id}")
+
+    def _check_order(self, record: Record) -> None:
+        """Claims, the end, and the order every writer keeps. Raises Damage."""
+        if isinstance(record, NewerRecord):
+            return
+        if isinstance(record, RunPurged) and self.n == 0:
+            return
+        if (self.n == 0) != isinstance(record, RunStarted):
+            raise Damage(
+                f"record {record.n} is {type(record).__name__}: a run starts once, at record 1"
+            )
+        live = self.claim.n if self.claim else 0
+        if isinstance(record, HOLDER_RECORDS) and record.claim != live:
+            raise Damage(f"record {record.n} was written under claim {record.claim}, not {live}")
+        if self.finished and not isinstance(record, RunPurged):
+            raise Damage(f"record {record.n} stands after the run's end")
+
+    def _start(self, record: StepStarted) -> None:
+        step = self.steps.get(record.step)
+        if step is not None and step.completed is not None:
+            raise Damage(f"record {record.n} starts {record.step} again after its result")
+        if step is None:
+            step = StepState(record.step)
+            self.steps[record.step] = step
+        step.starts.append(record)
+        self.open[record.step] = step
+        if record.kind == "model":
+            self.model_calls += 1
+
+    def _complete(self, record: StepCompleted) -> None:
+        step = self.steps.get(record.step)
+        if (record.result is UNSET) == (record.error is UNSET):
+            raise Damage(f"record {record.n} holds not exactly one of result and error")
+        if step is None:
+            if record.via != "refused":
+                raise Damage(f"record {record.n} completes {record.step}, which never started")
+            step = StepState(record.step)
+        elif step.completed is not None:
+            raise Damage(f"record {record.n} completes {record.step} a second time")
+        reply = self.reply
+        if step.starts and step.last.kind == "model" and record.result is not UNSET:
+            reply = self._reply(record)
+        step.completed = record
+        self.steps[record.step] = step
+        self.open.pop(record.step, None)
+        self.reply = reply
+
+    def _reply(self, record: StepCompleted) -> ModelReply | None:
+        """The reply in a model step of the loop; other model steps hold any JSON, and no verdicts."""
+        if not record.verdicts:
+            return None
+        try:
+            reply = ModelReply(record)
+        except msgspec.ValidationError as error:
+            raise Damage(f"record {record.n} has verdicts on no reply: {error}") from error
+        if len(reply.steps) != len(record.verdicts):
+            raise Damage(f"record {record.n} has {len(record.verdicts)} verdicts")
+        return reply
+
+    def _signal(self, record: Signal) -> None:
+        self.requests[record.request_id] = record
+        match record.name:
+            case "approve" | "reject":
+                self.decisions.setdefault(str(record.payload.get("marker")), record)
+            case "reconcile":
+                step = self.steps.get(str(record.payload.get("step")))
+                start: JSON = record.payload.get("start")
+                if step is None or not any(start == known.n for known in step.starts):
+                    raise Damage(f"record {record.n} reconciles a start that is not there")
+                step.reconciled.setdefault(start, record)
+            case other:
+                assert_never(other)
+
+
+def call_step(reply: str | int, index: int, tool: str) -> str:
+    """`tool/<reply>/<index>/<tool>`; `?` for a tool name that is none (it is never started)."""
+    return f"tool/{reply}/{index}/{tool if valid_name(tool) else '?'}"

@@ -1,0 +1,50 @@
+"""Core: a bound on everything, each with its reason (PROTOCOL 8)."""
+
+from __future__ import annotations
+
+RUN_ID_CHARS_MAX = 128
+"""R1. Fits a file name with its mask and suffix, and a subject token."""
+
+NAME_CHARS_MAX = 64
+"""Agent, tool and worker names; model providers allow 64 for a tool."""
+
+VALUE_DEPTH_MAX = 100
+"""Nesting of a recorded value: far above any honest one, far below a decoder's recursion limit."""
+
+RECORD_BYTES_MAX = 16 * 1024 * 1024
+"""File and memory store: a bound on one line, so that a reader's memory is bounded (R17)."""
+
+SIGNAL_BYTES_MAX = 64 * 1024
+"""Payload of a signal (R59)."""
+
+ITERATIONS_MAX = 200
+"""Model calls of a run of the built-in loop."""
+
+CALLS_PER_REPLY_MAX = 32
+BAD_REPLIES_MAX = 3
+"""Rounds in a row in which the model produced nothing usable (R36)."""
+
+ARGUMENTS_BYTES_MAX = 256 * 1024
+"""Raw argument text of one tool call: larger is answered as an error, not parsed."""
+
+TOOL_TIMEOUT_S = 300.0
+"""Every write has a deadline, recorded in its start; a permitted retry may rely on it (R22)."""
+
+ACK_WAIT_S = 30.0
+ACK_WAIT_MIN_S = 1.0
+ACK_WAIT_MAX_S = 600.0
+"""A holder that is silent for this long is presumed gone."""
+
+HOLDER_GRACE_S = 0.5
+"""Two asks without a responder are at least this far apart: clients reconnect within 0.2 s."""
+
+APPEND_TRY_S = 3.0
+APPEND_BUDGET_S = 30.0
+"""NATS.md: R3 elections take 4-9 s; a try 2-3 s, the whole append 30 s."""
+
+LOCK_WAIT_S = 10.0
+"""An append holds the file's lock for one write and fsync; longer means something is stuck."""
+
+LIST_PAGE = 500
+READ_BATCH = 256
+"""Batched direct gets: 64-256; larger ones stall appends (NATS.md)."""

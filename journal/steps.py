@@ -1,0 +1,177 @@
+"""Core: the step table (R20-R26) and the start of a run, as pure functions over the fold.
+
+Why the order is safe: a write is called only after its `step.started` was acknowledged at a tail at
+which this table said Run. The next holder folds that start and gets Ask, whatever became of the
+call; only a person's `reconcile` for exactly that start moves it on, and a `retry` is spent by the
+start that names it (`permit`), because that start is then the step's last and not reconciled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import TypeAlias
+
+from msgspec import UNSET, Struct
+
+from .errors import InputMismatch
+from .fold import Fold, StepState
+from .messages import JSON
+from .records import Kind, RunStarted, StepCompleted, StepError, StepStarted
+from .values import call_digest, canonical, digest
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A call that the code wants to make at a position. `input` is a strict JSON value.
+
+    `unsafe`: twice is not harmless, by its declaration or the gate. `permit`: the n of the approval
+    that lets it start, 0 where none is needed.
+    """
+
+    step: str
+    kind: Kind
+    tool: str
+    input: JSON
+    digest: str
+    unsafe: bool
+    permit: int = 0
+
+
+class Reuse(Struct, frozen=True):
+    """The step has a recorded result: return it, call nothing (R20)."""
+
+    completed: StepCompleted
+
+
+class Run(Struct, frozen=True):
+    """Record the start with this permit and key, then call (R22, R24)."""
+
+    permit: int
+    key: str
+
+
+class Settle(Struct, frozen=True):
+    """A person said `done`: record this result, call nothing (R21)."""
+
+    result: JSON
+    by: int
+
+
+class Ask(Struct, frozen=True):
+    """The write's outcome is unknown: a person decides (R23)."""
+
+    start: StepStarted
+
+
+class Wait(Struct, frozen=True):
+    """A retry is permitted, but the earlier call may still be running until then (R22)."""
+
+    start: StepStarted
+
+
+class Mismatch(Struct, frozen=True):
+    """The journal holds another call at this position (R43)."""
+
+    recorded: str
+    attempted: str
+
+
+StepDecision: TypeAlias = Reuse | Run | Settle | Ask | Wait | Mismatch
+
+
+def make_call(
+    step: str, kind: Kind, tool: str, input: JSON, *, unsafe: bool, permit: int = 0
+) -> Call:
+    """A Call with its digest; `input` already passed values.normalise."""
+    return Call(
+        step=step,
+        kind=kind,
+        tool=tool,
+        input=input,
+        digest=call_digest(tool, input),
+        unsafe=unsafe,
+        permit=permit,
+    )
+
+
+def step_key(run_id: str, call: Call) -> str:
+    """The idempotency key: stable over deliveries, injective in run and step (R28)."""
+    return f"{run_id}:{call.step}:{call.digest[:16]}"
+
+
+def decide_step(
+    fold: Fold, call: Call, *, attempted: Set[int] = frozenset(), earlier_over: bool = False
+) -> StepDecision:
+    """What to do about the call at this fold.
+
+    `attempted`: starts this very process has executed; such a call did happen here, so it is never
+    run again on the strength of what the journal lacks (found by the explorer). `earlier_over`: the
+    call of the step's last start can no longer be running; asked only for a permitted retry.
+    """
+    assert fold.started is not None
+    assert not fold.finished
+    step = fold.steps.get(call.step)
+    if step is None:
+        return Run(call.permit, step_key(fold.started.run, call))
+    if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):
+        return Mismatch(_describe(step.last.kind, step.last.tool, step.last.input), _asked(call))
+    if step.completed is not None:
+        return Reuse(step.completed)
+    return _decide_open(step, call, attempted, earlier_over)
+
+
+def _decide_open(
+    step: StepState, call: Call, attempted: Set[int], earlier_over: bool
+) -> StepDecision:
+    last = step.last
+    if last.replay == "safe" and not call.unsafe:
+        return Run(last.permit, last.key)
+    answer = step.reconciled.get(last.n)
+    if answer is None or last.n in attempted:
+        return Ask(last)
+    if answer.payload["outcome"] == "done":
+        return Settle(answer.payload["result"], answer.n)
+    return Run(answer.n, last.key) if earlier_over else Wait(last)
+
+
+def _asked(call: Call) -> str:
+    return _describe(call.kind, call.tool, call.input)
+
+
+def _describe(kind: str, tool: str, value: JSON) -> str:
+    text = canonical(value).decode()
+    return f"{kind} {tool} {text[:200]}{'…' if len(text) > 200 else ''}".replace("  ", " ")
+
+
+def completed_value(completed: StepCompleted) -> tuple[JSON, StepError | None]:
+    """A recorded step as (result, error): one of them is None unless the result itself is null."""
+    if completed.error is not UNSET:
+        return None, completed.error
+    return completed.result, None
+
+
+def input_digest(agent: str, value: JSON) -> str:
+    """What two starts are the same by (R3)."""
+    return digest(agent, canonical(value))
+
+
+def decide_start(fold: Fold, body: RunStarted) -> bool:
+    """True: append the start; False: the run is there with the same input and agent (R3).
+
+    Raises InputMismatch for another input or agent, for finished and purged runs too.
+    """
+    if fold.purged is not None:
+        raise InputMismatch(
+            f"run {body.run} has been purged and its id stays used",
+            run_id=body.run,
+            hint="start it under another id",
+        )
+    if fold.started is None:
+        return fold.n == 0
+    if fold.started.digest != body.digest or fold.started.agent != body.agent:
+        what = "agent" if fold.started.agent != body.agent else "input"
+        raise InputMismatch(
+            f"run {body.run} exists with another {what}; nothing was written",
+            run_id=body.run,
+            hint="leave the input out to resume it, or start under another id",
+        )
+    return False

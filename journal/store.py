@@ -1,0 +1,105 @@
+"""Core: what a store is: one journal a run, appended by compare-and-swap, with three answers (R10).
+
+`journal/stores/memory.py` is the executable meaning of this protocol; one conformance suite
+(tests/contract) runs on all stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from .claims import Answer
+from .codec import Entry
+from .ids import RunId
+from .records import Record
+
+
+class Appended(Struct, frozen=True):
+    """Stored and durable. `tail` is the store's token of this record."""
+
+    tail: int
+
+
+class Conflict(Struct, frozen=True):
+    """Not stored: the journal's tail was not the one expected."""
+
+
+class Unknown(Struct, frozen=True):
+    """Stored, not stored, or stored later: only a read of what follows the expected tail tells."""
+
+    cause: str
+
+
+AppendAnswer: TypeAlias = Appended | Conflict | Unknown
+
+
+class Loaded(Struct, frozen=True):
+    """Entries in order, and the token of the last one (0: no run). `torn`: bytes of a last line that
+    was never acknowledged and is ignored (file store)."""
+
+    entries: tuple[Entry, ...]
+    tail: int
+    torn: int = 0
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(entry.record for entry in self.entries)
+
+
+Held: TypeAlias = Callable[[RunId, int], bool]
+"""Does this process hold the run under the claim with this n?"""
+
+
+class Store(Protocol):
+    """One journal per run. Raises RunfoldError subclasses only for what no retry settles:
+    JournalDamaged, TooLarge, StoreUnavailable, PermissionDenied, StoreLocked."""
+
+    @property
+    def shared(self) -> bool:
+        """True: holders claim (JetStream). False: `hold` makes the holder the only one."""
+        ...
+
+    async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
+        """Everything after the token `after`, complete up to a tail that was current during the
+        call. Never a shortened journal: what can't be read is an error. Checks that each record
+        decodes; that they chain is the fold's to say."""
+        ...
+
+    async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
+        """Store the entry's bytes if the tail is `expected`. Durable when it answers Appended.
+
+        Raises TooLarge before anything is sent."""
+        ...
+
+    def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
+        """Ids of all runs with a journal, purged ones too, in order of their text, after `after`."""
+        ...
+
+    async def trim(self, run_id: RunId, *, before: int) -> None:
+        """Remove every record whose token is below `before`: what purge does behind a tombstone."""
+        ...
+
+    def hold(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
+        """Be the only holder of the run; raises StoreLocked. On a shared store this does nothing:
+        claims do it."""
+        ...
+
+    async def holder(self, run_id: RunId) -> str | None:
+        """Who holds the run's lock now, or None. Always None on a shared store."""
+        ...
+
+    async def ask(self, worker: str, run_id: RunId, claim: int) -> Answer:
+        """Ask a worker whether it holds the run under this claim (shared stores)."""
+        ...
+
+    def answering(self, worker: str, held: Held) -> AbstractAsyncContextManager[None]:
+        """Answer such questions as `worker` while inside (shared stores)."""
+        ...
+
+    def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
+        """The place of the index-th entry (from 0) of a load from the start, for people."""
+        ...
