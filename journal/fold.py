@@ -199,9 +199,8 @@ class Fold:
     def apply(self, entry: Entry) -> None:
         """Take the next entry; raises Damage, and is then unchanged."""
         record = entry.record
-        self._check_chain(record)
-        if self.newer is None:  # what follows a record of a newer version can't be understood
-            self._check_order(record)
+        self.check(record)
+        if self.newer is None:
             self._take(record)
         nonce, _, counter = record.id.partition("-")
         self._counters[nonce] = int(counter)
@@ -237,6 +236,12 @@ class Fold:
                 self.newer = record.type_
             case _:
                 raise AssertionError(f"record without a fold: {type(record).__name__}")
+
+    def check(self, record: Record) -> None:
+        """Whether the record may stand next, but for the state of its step; raises Damage."""
+        self._check_chain(record)
+        if self.newer is None:  # what follows a record of a newer version can't be understood
+            self._check_order(record)
 
     def _check_chain(self, record: Record) -> None:
         """Ordinal, previous hash, writer id. Raises Damage."""

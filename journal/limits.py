@@ -48,3 +48,28 @@ LOCK_WAIT_S = 10.0
 LIST_PAGE = 500
 READ_BATCH = 256
 """Batched direct gets: 64-256; larger ones stall appends (NATS.md)."""
+
+READ_BATCH_BYTES = 4 * 1024 * 1024
+"""A batch of large records must not hold up the acknowledgements behind it on the connection."""
+
+READ_TRY_S = 3.0
+READ_BUDGET_S = 20.0
+"""Without a new record for the budget a load gives up: an election takes 4-9 s (NATS.md), noticing
+a silent server 15 s."""
+
+READ_PAUSE_S = 0.05
+READ_PAUSE_MAX_S = 0.5
+"""Between tries of a read: doubled each time without progress."""
+
+CONNECT_TRY_S = 2
+CONNECT_BUDGET_S = 10.0
+"""First connect: one try per named server, then StoreUnavailable; waiting longer is for callers."""
+
+RECONNECT_WAIT_S = 0.2
+"""Below HOLDER_GRACE_S: between two asks a connected holder is back (PROTOCOL 4)."""
+
+CLOSE_WAIT_S = 2.0
+"""A frozen server must not keep a process from ending."""
+
+ASK_TRY_S = 1.0
+"""A worker answers from memory; longer is silence (PROTOCOL 4)."""

@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct
 
 from .errors import InputMismatch
 from .fold import Fold, StepState
+from .limits import TOOL_TIMEOUT_S
 from .messages import JSON
 from .records import Kind, RunStarted, StepCompleted, StepError, StepStarted
 from .values import call_digest, canonical, digest
@@ -24,7 +25,8 @@ class Call(Struct, frozen=True, kw_only=True):
     """A call that the code wants to make at a position. `input` is a strict JSON value.
 
     `unsafe`: twice is not harmless, by its declaration or the gate. `permit`: the n of the approval
-    that lets it start, 0 where none is needed.
+    that lets it start, 0 where none is needed. `timeout_s` bounds the call; it is no part of what
+    the call is.
     """
 
     step: str
@@ -34,6 +36,7 @@ class Call(Struct, frozen=True, kw_only=True):
     digest: str
     unsafe: bool
     permit: int = 0
+    timeout_s: float = TOOL_TIMEOUT_S
 
 
 class Reuse(Struct, frozen=True):
@@ -79,7 +82,14 @@ StepDecision: TypeAlias = Reuse | Run | Settle | Ask | Wait | Mismatch
 
 
 def make_call(
-    step: str, kind: Kind, tool: str, input: JSON, *, unsafe: bool, permit: int = 0
+    step: str,
+    kind: Kind,
+    tool: str,
+    input: JSON,
+    *,
+    unsafe: bool,
+    permit: int = 0,
+    timeout_s: float = TOOL_TIMEOUT_S,
 ) -> Call:
     """A Call with its digest; `input` already passed values.normalise."""
     return Call(
@@ -90,6 +100,7 @@ def make_call(
         digest=call_digest(tool, input),
         unsafe=unsafe,
         permit=permit,
+        timeout_s=timeout_s,
     )
 
 

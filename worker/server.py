@@ -45,6 +45,7 @@ ANSWER_WAIT_S = 2.0
 POLL_S = 0.005
 """What is waited for happens in other processes: no event to wait for, so files are looked at."""
 
+LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 8
 
@@ -168,7 +169,7 @@ class EmbeddedServer:
                 await self._start_supervisor()
                 started = True
             state = self._read_state()
-            if state is not None and await _answers(state.url):
+            if state and await _answers(state.url) and not self._supervisor_gone():
                 return state
             await asyncio.sleep(POLL_S)
 
@@ -202,7 +203,7 @@ class EmbeddedServer:
         read_end = os.open(self._fifo, os.O_RDONLY | os.O_NONBLOCK)
         try:
             self._user = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
-            with _closing(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)) as log:
+            with _closing(os.open(self._log, LOG_FLAGS, 0o600)) as log:
                 self._log_start = os.fstat(log).st_size
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(SUPERVISOR), str(read_end), executable),
@@ -256,9 +257,15 @@ class EmbeddedServer:
 
     def _read_state(self) -> _State | None:
         try:
-            return _State(**json.loads(self._state_file.read_bytes()))
+            found = json.loads(self._state_file.read_bytes())
         except FileNotFoundError:
             return None
+        return _State(
+            url=found["url"],
+            monitor_url=found["monitor_url"],
+            pid=found["pid"],
+            supervisor=found["supervisor"],
+        )
 
     def _log_tail(self) -> str:
         with open(self._log, "rb") as log:

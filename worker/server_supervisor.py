@@ -88,10 +88,16 @@ class Server:
             os.unlink(stale)
         set_death_signal = death_signal()
         supervisor = os.getpid()
+        # Blocked until the child has the default action: our own handler would only note the
+        # signal, and exec forget it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self.pid = os.fork()
         if self.pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             return
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             set_death_signal()
             if os.getppid() == supervisor:  # else it died before the death signal was set
                 ports = ["-p", self.port, "-m", self.monitor_port, "--ports_file_dir", "."]

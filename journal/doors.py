@@ -1,0 +1,134 @@
+"""Shell: what may be done to a run without owning it: start it, signal it, look at it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from . import ids
+from .errors import StaleSignal
+from .fold import Fold
+from .handle import Journal
+from .ids import RunId
+from .messages import JSON
+from .records import RunPurged, RunStarted
+from .signals import AnySignal, Append, Repeated, decide_signal, parse_request_id, parse_signal
+from .steps import decide_start, input_digest
+from .store import Store
+from .values import normalise
+from .views import RunState, run_state
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """`created` is False where the run was there already, with the same input and agent (R3)."""
+
+    run_id: RunId
+    created: bool
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """What became of a signal. `n`: ordinal of its record, or of the one it repeats. `kept`: the
+    call it is about is not there yet; it counts when the run's gate reaches it (R60)."""
+
+    request_id: str
+    result: Literal["applied", "kept", "repeated"]
+    n: int
+
+
+async def start(
+    store: Store,
+    agent: str,
+    input: JSON,
+    *,
+    run_id: str | None = None,
+    revision: str = "1",
+    by: str = "library",
+) -> Started:
+    """Start a run, idempotently (R3); a random id where none is given.
+
+    Raises InvalidId, NotEncodable, TooLarge, InputMismatch; nothing was written then."""
+    agent = ids.name(agent, "an agent")
+    run = ids.new_run_id() if run_id is None else ids.run_id(run_id)
+    value = normalise(input, "the input")
+    body = RunStarted(
+        run=run, agent=agent, revision=revision, input=value, digest=input_digest(agent, value)
+    )
+    journal = await Journal.read(store, run, by=by)
+    written = await journal.append(lambda fold: body if decide_start(fold, body) else None)
+    return Started(run_id=run, created=written is not None)
+
+
+async def signal(
+    store: Store,
+    run_id: str,
+    name: str,
+    payload: AnySignal | Mapping[str, Any] | bytes | str,
+    *,
+    request_id: str | None = None,
+    by: str = "library",
+) -> Receipt:
+    """Approve, reject or reconcile. `payload` as in PROTOCOL 8; bytes and text are strict JSON.
+
+    Raises BadPayload, RunNotFound, RunFinished, StaleSignal, DecisionConflict; nothing was written
+    then. StoreUnavailable: unknown; repeat it with the same request id.
+    """
+    wanted = parse_signal(name, payload)
+    request = parse_request_id(request_id) or f"{name}:{secrets.token_hex(8)}"
+    journal = await Journal.read(store, run_id, by=by)
+    journal.check_runnable()
+    # Not asked again at a new tail: a holder that comes later can't be inside a start made before
+    # it came, and a start it makes is not the one this signal is then about.
+    held = await store.holder(journal.run_id) is not None
+    repeated: list[Repeated] = []
+    kept: list[bool] = []
+
+    def due(fold: Fold) -> Any:
+        match decide_signal(fold, wanted, request, held=held):
+            case Append(body, keep):
+                kept[:] = [keep]
+                return body
+            case Repeated() as repeat:
+                repeated[:] = [repeat]
+                return None
+
+    record = await journal.append(due)
+    if record is None:
+        return Receipt(request_id=request, result="repeated", n=repeated[0].n)
+    return Receipt(request_id=request, result="kept" if kept[0] else "applied", n=record.n)
+
+
+async def state(store: Store, run_id: str) -> RunState:
+    """The run as it is now. Raises RunNotFound, JournalDamaged."""
+    journal = await Journal.read(store, run_id)
+    if journal.fold.started is None:
+        journal.check_runnable()
+    held = await store.holder(journal.run_id) is not None
+    return run_state(journal.fold, held=held)
+
+
+async def purge(store: Store, run_id: str, *, by: str = "library") -> None:
+    """Remove a finished run's journal; a tombstone stays and the id stays used (R10).
+
+    The tombstone is appended by compare-and-swap, then what is before it is removed; after a crash
+    between the two, call it again. Raises RunNotFound; StaleSignal where the run has not ended.
+    """
+    journal = await Journal.read(store, run_id, by=by)
+    if journal.fold.purged is None:
+        journal.check_runnable()
+        await journal.append(_tombstone)
+    await store.trim(journal.run_id, before=journal.tail)
+
+
+def _tombstone(fold: Fold) -> RunPurged | None:
+    assert fold.started is not None
+    if fold.purged is not None:
+        return None
+    if fold.end is None:
+        run = fold.started.run
+        raise StaleSignal(
+            f"run {run} is {fold.status()}; only finished runs are purged", run_id=run
+        )
+    return RunPurged()

@@ -1,0 +1,71 @@
+"""Shell: taking a run on a shared store: ask, wait, claim (PROTOCOL 4). The decision is claims.py's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, assert_never
+
+from .claims import Answer, AskHolder, HeldBy, Rest, Take, decide_claim
+from .errors import StoreLocked
+from .fold import Fold
+from .records import Claim
+
+if TYPE_CHECKING:
+    from .handle import Journal
+
+
+async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) -> None:
+    """Claim the run, or leave `journal.claim` 0 where nothing is to be done.
+
+    Raises StoreLocked where a live holder has it. Bounded: two asks per claim met, at most the ack
+    wait apart; each further round needs somebody else's new claim.
+    """
+    answers: list[Answer] = []
+    while True:
+        match decide_claim(journal.fold, answers, ack_wait_s=journal.ack_wait_s):
+            case Rest():
+                return
+            case HeldBy(worker, silent):
+                raise _held(journal, worker, silent)
+            case AskHolder(worker, claim, after_s):
+                if after_s:
+                    on_wait(f"worker {worker} does not answer; asking again in {after_s:g} s")
+                    await asyncio.sleep(after_s)
+                answers.append(await journal.store.ask(worker, journal.run_id, claim))
+                await journal.refresh()
+                if _live(journal.fold) != claim:
+                    answers = []
+            case Take():
+                about = _live(journal.fold)
+
+                def due(
+                    fold: Fold, about: int = about, known: list[Answer] = answers
+                ) -> Claim | None:
+                    heard = known if _live(fold) == about else []
+                    now = decide_claim(fold, heard, ack_wait_s=journal.ack_wait_s)
+                    if not isinstance(now, Take):
+                        return None
+                    return Claim(worker=journal.worker, revision=revision, reason=now.reason)
+
+                claim = await journal.append(due)
+                if claim is not None and _live(journal.fold) == claim.n:
+                    journal.claim = claim.n
+                    return
+                answers = []
+            case other:
+                assert_never(other)
+
+
+def _live(fold: Fold) -> int:
+    return fold.claim.n if fold.claim else 0
+
+
+def _held(journal: Journal, worker: str, silent: bool) -> StoreLocked:
+    how = ", which is connected but does not answer" if silent else ""
+    return StoreLocked(
+        f"run {journal.run_id} is being worked on by worker {worker}{how}",
+        holder=worker,
+        run_id=journal.run_id,
+        hint="wait for it to end, or stop that process; then run again",
+    )

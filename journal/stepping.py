@@ -1,0 +1,192 @@
+"""Shell: one step: decide, record the start, call, record the result (R20-R26).
+
+Why the order is safe: see steps.py. What is added here is time: a start whose acknowledgement took
+long may belong to a holder that lost the run meanwhile, so the tail is read before a late call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, assert_never
+
+from .errors import (
+    IndeterminateError,
+    NotEncodable,
+    ReplayMismatch,
+    RunFinished,
+    RunfoldError,
+    StaleSignal,
+    TooLarge,
+)
+from .fold import Fold
+from .limits import APPEND_BUDGET_S, HOLDER_GRACE_S
+from .records import StepCompleted, StepError, StepStarted
+from .steps import Ask, Call, Mismatch, Reuse, Run, Settle, StepDecision, Wait, decide_step
+
+if TYPE_CHECKING:
+    from .handle import Journal
+
+Perform: TypeAlias = Callable[[StepStarted], Awaitable[StepCompleted]]
+
+
+class RetryLater(RunfoldError):
+    """A permitted retry waits until the earlier call can no longer be running (R22)."""
+
+    code = "waiting"
+
+    def __init__(self, message: str, *, step: str, until: str, run_id: str) -> None:
+        super().__init__(message, run_id=run_id)
+        self.step = step
+        self.until = until
+
+
+async def do_step(journal: Journal, call: Call, perform: Perform) -> StepCompleted:
+    """Bring the step to its recorded result by the step table; raises what the table says."""
+    earlier_over = False
+    while True:
+        _check_open(journal)
+        decision = decide_step(
+            journal.fold, call, attempted=journal.attempted, earlier_over=earlier_over
+        )
+        match decision:
+            case Reuse(completed):
+                return completed
+            case Settle():
+                body = StepCompleted(step=call.step, result=decision.result, via="reconcile")
+                settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, call, b))
+                if settled is not None:
+                    return settled
+            case Run():
+                start = await _start(journal, call, decision, earlier_over)
+                if start is not None:
+                    return await _call(journal, call, start, perform)
+            case Wait():
+                if not await _earlier_over(journal, decision.start):
+                    raise RetryLater(
+                        f"the earlier call of {call.step} may still be running",
+                        step=call.step,
+                        until=decision.start.deadline,
+                        run_id=journal.run_id,
+                    )
+                earlier_over = True
+            case Ask():
+                raise _indeterminate(journal, decision.start)
+            case Mismatch():
+                _mismatch(journal, call, decision)
+            case other:
+                assert_never(other)
+
+
+def _check_open(journal: Journal) -> None:
+    fold = journal.fold
+    if fold.finished:
+        raise RunFinished(f"run {journal.run_id} is {fold.status()}", run_id=journal.run_id)
+    if journal.store.shared and not journal.claim:
+        raise StaleSignal(
+            f"run {journal.run_id} waits for a person and was not claimed", run_id=journal.run_id
+        )
+
+
+async def _start(
+    journal: Journal, call: Call, decision: Run, earlier_over: bool
+) -> StepStarted | None:
+    """Record the start, unless at a new tail the table no longer says this very Run."""
+    deadline = ""
+    if call.unsafe:
+        # the call begins once the start is acknowledged, at most the append's budget from now
+        until = datetime.now(UTC) + timedelta(seconds=call.timeout_s + APPEND_BUDGET_S)
+        deadline = until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    body = StepStarted(
+        step=call.step,
+        kind=call.kind,
+        tool=call.tool,
+        input=call.input,
+        digest=call.digest,
+        replay="unsafe" if call.unsafe else "safe",
+        key=decision.key,
+        permit=decision.permit,
+        deadline=deadline,
+    )
+
+    def due(fold: Fold) -> StepStarted | None:
+        if fold.finished:
+            return None
+        now: StepDecision = decide_step(
+            fold, call, attempted=journal.attempted, earlier_over=earlier_over
+        )
+        return body if now == decision else None
+
+    published = time.monotonic()
+    start = await journal.append(due)
+    if start is not None and call.unsafe:
+        journal.attempted.add(start.n)
+        if time.monotonic() - published > journal.ack_wait_s / 3:
+            await journal.refresh()  # raises Fenced where the run was taken over meanwhile
+    return start
+
+
+async def _call(
+    journal: Journal, call: Call, start: StepStarted, perform: Perform
+) -> StepCompleted:
+    try:
+        body = await perform(start)
+        return await _complete(journal, body)
+    except (NotEncodable, TooLarge) as error:
+        if call.unsafe:  # it did happen: say so in the journal, so that it never runs again (R16)
+            problem = StepError(type="not_recordable", message=error.message[:1000])
+            await _complete(journal, StepCompleted(step=call.step, error=problem))
+        error.run_id = journal.run_id
+        raise
+
+
+async def _complete(journal: Journal, body: StepCompleted) -> StepCompleted:
+    """Record a result of this process's own call: a fact, due at any tail."""
+    completed = await journal.append(lambda fold: body)
+    assert completed is not None
+    return completed
+
+
+def _if_unresolved(fold: Fold, call: Call, body: StepCompleted) -> StepCompleted | None:
+    step = fold.steps.get(call.step)
+    return body if step is not None and step.completed is None else None
+
+
+async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
+    """Whether the call of this start can no longer be running: past its deadline, or its process is
+    gone or says so (PROTOCOL 3). Under a lock the process is gone: the lock went with it."""
+    if not journal.store.shared:
+        return True
+    if start.deadline and datetime.now(UTC) >= datetime.fromisoformat(start.deadline):
+        return True
+    holder = journal.fold.claims[start.claim]
+    answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
+    if answer == "nobody":
+        await asyncio.sleep(HOLDER_GRACE_S)
+        answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
+    return answer in ("no", "nobody")
+
+
+def _indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:
+    return IndeterminateError(
+        f"run {journal.run_id}: step {start.step} was started (record {start.n}) and nobody knows "
+        "whether it happened",
+        step=start.step,
+        run_id=journal.run_id,
+        hint=f"find out, then `runfold reconcile {journal.run_id} {start.step} --done JSON` or "
+        "`--retry`",
+    )
+
+
+def _mismatch(journal: Journal, call: Call, decision: Mismatch) -> NoReturn:
+    raise ReplayMismatch(
+        f"run {journal.run_id}: at {call.step} the journal holds {decision.recorded}; "
+        f"the code asks for {decision.attempted}",
+        position=call.step,
+        recorded=decision.recorded,
+        attempted=decision.attempted,
+        run_id=journal.run_id,
+        hint="the code changed under the run: bring the old code back to finish it",
+    )

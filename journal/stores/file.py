@@ -1,0 +1,278 @@
+"""Store: one file a run, `<dir>/<id>.jsonl`, one record a line (R11).
+
+What makes it safe: an append holds the file's lock, compares the end of the file with the expected
+token (the offset after the last whole record), writes one line and syncs before it answers. Bytes
+after the last LF were never acknowledged: load ignores them, the next append cuts them off first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from os import PathLike
+from pathlib import Path
+
+from .. import ids
+from ..claims import Answer
+from ..codec import Damage, Entry, decode
+from ..errors import (
+    JournalDamaged,
+    PermissionDenied,
+    RunfoldError,
+    StoreLocked,
+    StoreUnavailable,
+    TooLarge,
+)
+from ..ids import RunId
+from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
+from ..store import AppendAnswer, Appended, Conflict, Held, Loaded
+from .run_lock import holder_of, run_lock
+
+SUFFIX = ".jsonl"
+
+
+class FileStore:
+    """Journals in a directory, shared by the processes of one machine.
+
+    The directory is made by the first append. Errors: PermissionDenied (path), StoreUnavailable
+    (disk full, I/O error, no locks on this file system), JournalDamaged (file, line, offset).
+    """
+
+    shared = False
+
+    def __init__(self, directory: str | PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    def path(self, run_id: RunId) -> Path:
+        return self.directory / f"{ids.file_stem(run_id)}{SUFFIX}"
+
+    async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
+        return await asyncio.to_thread(self._load, run_id, after)
+
+    async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
+        if len(entry.raw) > RECORD_BYTES_MAX:
+            raise TooLarge(
+                f"a record of {len(entry.raw)} bytes exceeds the file store's {RECORD_BYTES_MAX}",
+                run_id=run_id,
+            )
+        assert b"\n" not in entry.raw
+        return await asyncio.to_thread(self._append, run_id, entry.raw, expected)
+
+    async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
+        for run_id in await asyncio.to_thread(self._runs):
+            if after is None or run_id > after:
+                yield run_id
+
+    async def trim(self, run_id: RunId, *, before: int) -> None:
+        await asyncio.to_thread(self._trim, run_id, before)
+
+    @asynccontextmanager
+    async def hold(self, run_id: RunId) -> AsyncGenerator[None, None]:
+        with _errors(run_id, self.path(run_id)):
+            _make(self.directory)
+        async with run_lock(self._lock_path(run_id), run_id):
+            yield
+
+    async def holder(self, run_id: RunId) -> str | None:
+        return holder_of(self._lock_path(run_id))
+
+    async def ask(self, worker: str, run_id: RunId, claim: int) -> Answer:
+        return "nobody"
+
+    @asynccontextmanager
+    async def answering(self, worker: str, held: Held) -> AsyncGenerator[None, None]:
+        yield
+
+    def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
+        path = self.path(run_id)
+        offset = "" if entry is None else f" offset {entry.position - len(entry.raw) - 1}"
+        return f"{path} line {index + 1}{offset}"
+
+    def _lock_path(self, run_id: RunId) -> Path:
+        return self.directory / ".locks" / ids.file_stem(run_id)
+
+    # ---- blocking halves, run in threads ------------------------------------------------------
+
+    def _load(self, run_id: RunId, after: int) -> Loaded:
+        path = self.path(run_id)
+        with _errors(run_id, path):
+            try:
+                with path.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    file.seek(after)
+                    data = file.read()
+            except FileNotFoundError:
+                size, data = 0, b""
+        if size < after:
+            raise JournalDamaged(
+                f"run {run_id}: {path} is {size} bytes long; {after} were acknowledged",
+                where=f"{path} offset {size}",
+                run_id=run_id,
+            )
+        if not data.strip(b"\n"):
+            return Loaded((), after, torn=len(data))
+        return self._parse(run_id, path, data, after)
+
+    def _parse(self, run_id: RunId, path: Path, data: bytes, after: int) -> Loaded:
+        *lines, torn = data.split(b"\n")  # never splitlines(): records hold U+2028 and the like
+        if not lines:
+            _check_torn(run_id, path, torn)
+        entries: list[Entry] = []
+        offset = after
+        for index, line in enumerate(lines):
+            start, offset = offset, offset + len(line) + 1
+            try:
+                if len(line) > RECORD_BYTES_MAX:
+                    raise Damage(f"a line of {len(line)} bytes, above {RECORD_BYTES_MAX}")
+                entries.append(Entry(decode(line), line, position=offset))
+            except Damage as damage:
+                line_number = "" if after else f" line {index + 1}"
+                raise JournalDamaged(
+                    f"run {run_id}: {path}{line_number} offset {start}: {damage}",
+                    where=f"{path}{line_number} offset {start}",
+                    run_id=run_id,
+                    hint="nothing was executed or changed; restore the file from a backup",
+                ) from damage
+        return Loaded(tuple(entries), offset, torn=len(torn))
+
+    def _append(self, run_id: RunId, raw: bytes, expected: int) -> AppendAnswer:
+        path = self.path(run_id)
+        with _errors(run_id, path):
+            if expected == 0:
+                _make(self.directory)
+            with _locked(path, create=expected == 0) as fd:
+                size = os.fstat(fd).st_size
+                if size < expected:
+                    return Conflict()
+                if size > expected:
+                    behind = os.pread(fd, size - expected, expected)
+                    if b"\n" in behind.lstrip(b"\n"):
+                        return Conflict()  # somebody's whole line
+                    os.ftruncate(fd, expected)  # a torn tail: never acknowledged
+                _write_line(fd, raw, expected)
+                if expected == 0:
+                    _sync_directory(self.directory)
+        return Appended(expected + len(raw) + 1)
+
+    def _runs(self) -> list[RunId]:
+        with _errors(None, self.directory):
+            try:
+                names = os.listdir(self.directory)
+            except FileNotFoundError:
+                return []
+            stems = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+            found = [(stem, ids.from_file_stem(stem)) for stem in stems]
+            return sorted(
+                run_id
+                for stem, run_id in found
+                if run_id is not None and (self.directory / f"{stem}{SUFFIX}").stat().st_size
+            )
+
+    def _trim(self, run_id: RunId, before: int) -> None:
+        path = self.path(run_id)
+        with _errors(run_id, path), _locked(path, create=False) as fd:
+            data = os.pread(fd, os.fstat(fd).st_size, 0)
+            start = data.rfind(b"\n", 0, before - 1) + 1
+            fresh = path.with_suffix(".trim")
+            with fresh.open("wb") as file:
+                file.write(data[start:])
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+            _sync_directory(self.directory)
+
+
+def _check_torn(run_id: RunId, path: Path, torn: bytes) -> None:
+    """A file without any LF is the torn first record of a run, unless it is not ours at all."""
+    if torn[:1] not in (b"{", b"\0"):
+        raise JournalDamaged(
+            f"run {run_id}: {path} line 1 offset 0: not a journal",
+            where=f"{path} line 1 offset 0",
+            run_id=run_id,
+            hint="nothing was executed or changed",
+        )
+
+
+def _write_line(fd: int, raw: bytes, expected: int) -> None:
+    """Write and sync one line at the end. On failure what was written is cut off again: it was not
+    acknowledged, and a page that failed to sync must not be read back as if it were stored."""
+    try:
+        line = memoryview(raw + b"\n")
+        done = 0
+        while done < len(line):
+            done += os.pwrite(fd, line[done:], expected + done)
+        os.fsync(fd)
+    except OSError:
+        os.ftruncate(fd, expected)
+        raise
+
+
+def _make(directory: Path) -> None:
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _locked(path: Path, *, create: bool) -> Generator[int]:
+    """The file, open and locked; the lock (flock) goes with the descriptor, also by SIGKILL."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise StoreLocked(
+                            f"{path} has been locked for {LOCK_WAIT_S:g} s",
+                            holder="another process in the middle of an append",
+                            hint="find it with `fuser` or `lsof` and stop it",
+                        ) from None
+                    time.sleep(0.002)
+            if os.fstat(fd).st_ino == os.stat(path).st_ino:  # else trimmed meanwhile: open the new
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _errors(run_id: RunId | None, path: Path) -> Generator[None]:
+    """OSError as an error for people: what, which file, what to do."""
+    try:
+        yield
+    except RunfoldError:
+        raise
+    except OSError as error:
+        where = error.filename or path
+        what = f"{where}: {error.strerror or error}"
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise PermissionDenied(what, subject=str(where), run_id=run_id) from error
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise StoreUnavailable(
+                f"{what}: this file system has no locks, and nothing runs without",
+                run_id=run_id,
+                hint="keep the store on a local disk",
+            ) from error
+        raise StoreUnavailable(
+            f"{what}; the record was not acknowledged",
+            run_id=run_id,
+            hint="see the disk, run again",
+        ) from error

@@ -1,0 +1,243 @@
+"""Store: journals in a JetStream stream, one subject per run; shared by a fleet (R12, R13, R17)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+from msgspec import Struct
+
+from ..claims import Answer
+from ..codec import Entry
+from ..errors import NotProvisioned, RunfoldError, StoreUnavailable, TooLarge
+from ..ids import RunId, namespace as check_namespace, subject_token, valid_name
+from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
+from ..store import AppendAnswer, Held, Loaded, Store, Unknown
+from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError, read_ack
+from .jetstream_read import EXPECTED, RUN_STATUS, Patience, Reader, place, raise_if_gone
+from .nats_connection import Connection, NoReply, Reply
+
+RECORD_TYPE = "Runfold-Type"
+SHARDS = "runfold.shards"
+
+# What nats-py 2.16.0 writes around headers: `NATS/1.0`, CR LF, `name: value` CR LF each, CR LF.
+_HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
+_HEADER_LINE_BYTES = len(b": \r\n")
+
+
+class _Config(Struct, frozen=True):
+    metadata: dict[str, str] = {}
+
+
+class _Info(Struct, frozen=True):
+    config: _Config = _Config()
+    error: ApiError | None = None
+
+
+class _Purged(Struct, frozen=True):
+    success: bool = False
+    error: ApiError | None = None
+
+
+class _Question(Struct, frozen=True):
+    run: str
+    claim: int
+
+
+class _HeldAnswer(Struct, frozen=True):
+    held: bool
+
+
+_decode_info = msgspec.json.Decoder(_Info).decode
+_decode_purged = msgspec.json.Decoder(_Purged).decode
+_decode_question = msgspec.json.Decoder(_Question).decode
+_decode_held = msgspec.json.Decoder(_HeldAnswer).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def stream_name(namespace: str) -> str:
+    """The journal stream of a namespace (P = 1)."""
+    return f"{namespace.upper()}_JOURNAL_0"
+
+
+class JetStreamStore:
+    """`async with JetStreamStore(url) as store:`; `url` may name several servers, with commas.
+
+    Tokens are stream sequences. Opening raises NotProvisioned where `runfold init` has not been.
+    """
+
+    shared = True
+
+    def __init__(self, url: str, *, namespace: str = "runfold", creds: str | None = None) -> None:
+        self._namespace = check_namespace(namespace)
+        self._stream = stream_name(namespace)
+        self._subject_prefix = f"{namespace}.journal.0."
+        self._connection = Connection(url, name=f"{namespace} store", creds=creds)
+        self._reader = Reader(self._connection, self._stream)
+
+    async def __aenter__(self) -> Self:
+        await self._connection.open()
+        try:
+            await self._check_provisioned()
+        except BaseException:
+            await self._connection.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._connection.close()
+
+    async def _check_provisioned(self) -> None:
+        patience = Patience(f"stream {self._stream} could not be looked up")
+        while True:
+            reply = await self._connection.request(
+                f"$JS.API.STREAM.INFO.{self._stream}", b"", timeout_s=READ_TRY_S
+            )
+            if isinstance(reply, NoReply):
+                if reply.nobody:  # nats-server 2.15.1 without JetStream has no $JS.API at all
+                    raise self._not_provisioned("has no JetStream")
+                await patience.pause(reply.cause)
+                continue
+            info = _decode_info(reply.data)
+            if info.error is None:
+                break
+            if info.error.err_code in NO_JETSTREAM:
+                raise self._not_provisioned("has no JetStream for this account")
+            if info.error.err_code == STREAM_NOT_FOUND:
+                raise self._not_provisioned(f"has no stream {self._stream}")
+            await patience.pause(str(info.error))
+        shards = info.config.metadata.get(SHARDS)
+        if shards != "1":
+            raise NotProvisioned(
+                f"stream {self._stream} is cut into {shards or 'an unnamed number of'} shards "
+                f"({SHARDS} in its metadata); this version of Runfold reads 1",
+                hint="use the version of Runfold that made it",
+            )
+
+    def _not_provisioned(self, what: str) -> NotProvisioned:
+        url = self._connection.shown
+        return NotProvisioned(
+            f"the NATS server at {url} {what}", hint=f"run `runfold init --store {url}` once"
+        )
+
+    # ---- journals ---------------------------------------------------------------------------
+
+    async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
+        return await self._reader.load(self._subject(run_id), run_id, after)
+
+    async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
+        # Fresh each time, and no Nats-Msg-Id: it proves nothing (PROTOCOL 3). The name of EXPECTED
+        # in lower case, or an empty value, would be no check at all (nats-server 2.15.1).
+        headers = {EXPECTED: str(expected), RECORD_TYPE: entry.type}
+        if entry.status is not None:
+            headers[RUN_STATUS] = entry.status
+        self._check_size(run_id, entry.raw, headers)
+        reply = await self._connection.request(
+            self._subject(run_id), entry.raw, headers, timeout_s=APPEND_TRY_S
+        )
+        if isinstance(reply, NoReply):
+            return Unknown(reply.cause)
+        return read_ack(reply.data, stream=self._stream, expected=expected)
+
+    def _check_size(self, run_id: RunId, raw: bytes, headers: dict[str, str]) -> None:
+        """nats-server 2.15.1 cuts the connection over a message whose headers and payload exceed
+        max_payload, and nats-py 2.16.0, which looks at the payload alone, is then closed for good."""
+        size = len(raw) + _HEADER_FRAME_BYTES
+        for name, value in headers.items():
+            size += len(name) + len(value.encode()) + _HEADER_LINE_BYTES
+        if size > self._connection.max_payload:
+            raise TooLarge(
+                f"a record of {size} bytes with its headers exceeds the server's max_payload of "
+                f"{self._connection.max_payload}",
+                run_id=run_id,
+                hint="return less, or raise max_payload on every server",
+            )
+
+    async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
+        for run_id in await self._reader.runs(f"{self._subject_prefix}>"):
+            if after is None or run_id > after:
+                yield run_id
+
+    async def trim(self, run_id: RunId, *, before: int) -> None:
+        # nats-server 2.15.1: a purge with `seq` keeps the message at that sequence.
+        request = _encode({"filter": self._subject(run_id), "seq": before})
+        patience = Patience(f"run {run_id} could not be trimmed")
+        while True:
+            reply = await self._connection.request(
+                f"$JS.API.STREAM.PURGE.{self._stream}", request, timeout_s=APPEND_TRY_S
+            )
+            if isinstance(reply, NoReply):
+                await patience.pause(reply.cause)
+                continue
+            purged = _decode_purged(reply.data)
+            if purged.error is None and purged.success:
+                return
+            error = purged.error or ApiError(description="no success")
+            raise_if_gone(error, self._stream)
+            await patience.pause(str(error))
+
+    def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
+        if entry is not None and entry.position:
+            return place(self._stream, self._subject(run_id), entry.position)
+        return f"stream {self._stream}, subject {self._subject(run_id)}, record {index + 1}"
+
+    def _subject(self, run_id: RunId) -> str:
+        return self._subject_prefix + subject_token(run_id)
+
+    # ---- holders ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def hold(self, run_id: RunId) -> AsyncGenerator[None, None]:
+        yield
+
+    async def holder(self, run_id: RunId) -> str | None:
+        return None
+
+    async def ask(self, worker: str, run_id: RunId, claim: int) -> Answer:
+        if not valid_name(worker):  # it stands in a record; no worker can listen under it
+            return "nobody"
+        reply = await self._connection.request(
+            self._worker_subject(worker), _encode(_Question(run_id, claim)), timeout_s=ASK_TRY_S
+        )
+        if isinstance(reply, NoReply):
+            return "nobody" if reply.nobody else "silent"
+        try:
+            return "yes" if _decode_held(reply.data).held else "no"
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return "silent"
+
+    @asynccontextmanager
+    async def answering(self, worker: str, held: Held) -> AsyncGenerator[None, None]:
+        async def answer(question: Reply) -> bytes:
+            try:
+                asked = _decode_question(question.data)
+                return _encode(_HeldAnswer(held(RunId(asked.run), asked.claim)))
+            except Exception as error:  # the asker takes it as silence: the holder keeps its run
+                return _encode({"error": f"{type(error).__name__}: {error}"})
+
+        async with self._connection.subscribed(self._worker_subject(worker), answer):
+            await self._check_answering(worker)
+            yield
+
+    async def _check_answering(self, worker: str) -> None:
+        """Ask ourselves: the server has the subscription, and allows it, before any claim."""
+        patience = Patience(f"questions to worker {worker} do not arrive")
+        while (answer := await self.ask(worker, RunId(""), 0)) not in ("yes", "no"):
+            await patience.pause(f"it is {answer}")
+
+    def _worker_subject(self, worker: str) -> str:
+        return f"{self._namespace}.worker.{worker.replace('.', '~')}"
+
+
+if TYPE_CHECKING:
+
+    def _conforms(store: JetStreamStore) -> Store:
+        return store

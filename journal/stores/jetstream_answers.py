@@ -1,0 +1,72 @@
+"""Core: what JetStream's answers to an append mean. Never by their text, only by their codes."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import StoreUnavailable
+from ..store import AppendAnswer, Appended, Conflict, Unknown
+
+# nats-server 2.15.1: see tests/contract/test_jetstream_faults.py.
+WRONG_LAST_SEQUENCE = 10071
+STREAM_NOT_FOUND = 10059
+MESSAGE_NOT_FOUND = 10037
+NO_JETSTREAM = frozenset([10076, 10039])
+
+# 10164 "wrong last sequence" without a number is no lost race: R>1 gives it while any append of the
+# subject is in flight, and the mark outlives the ack, so a writer gets it for its own next append.
+# 10158 "duplicate message id is in process".
+_UNSETTLED = frozenset([10164, 10158])
+
+# 503 like a passing failure, but a limit of the stream: it stays until somebody changes that.
+_STORE_FAILED = 10077
+
+
+class ApiError(Struct, frozen=True):
+    """JetStream's error object."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.description} ({self.code}, {self.err_code})"
+
+
+class _Ack(Struct, frozen=True):
+    stream: str = ""
+    seq: int = 0
+    error: ApiError | None = None
+
+
+_decode_ack = msgspec.json.Decoder(_Ack).decode
+
+
+def read_ack(data: bytes, *, stream: str, expected: int) -> AppendAnswer:
+    """The answer to an append to `stream`. Raises StoreUnavailable for what no retry settles."""
+    try:
+        ack = _decode_ack(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a subscriber that should not be there
+        return Unknown("an answer that is no acknowledgement")
+    if ack.error is not None:
+        return _refused(ack.error, stream)
+    if ack.stream != stream:
+        raise StoreUnavailable(
+            f"stream {ack.stream or '(unnamed)'} took a record meant for {stream}",
+            hint=f"only {stream} may capture its subjects: `nats stream ls --subjects`",
+        )
+    if ack.seq <= expected:
+        return Unknown(f"an acknowledgement of sequence {ack.seq}, not above {expected}")
+    return Appended(ack.seq)
+
+
+def _refused(error: ApiError, stream: str) -> AppendAnswer:
+    if error.err_code == WRONG_LAST_SEQUENCE:
+        return Conflict()
+    passing = error.code >= 500 or error.code == 429 or error.err_code in _UNSETTLED
+    if passing and error.err_code != _STORE_FAILED:
+        return Unknown(str(error))
+    raise StoreUnavailable(
+        f"stream {stream} refuses records: {error}", hint="`runfold doctor` checks its settings"
+    )

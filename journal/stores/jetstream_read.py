@@ -1,0 +1,280 @@
+"""Store: reading journals from a JetStream stream, without consumers.
+
+The leader names the tail; batched direct gets, which a follower may answer, bring what is before
+it; the leader brings what they did not. A pause in delivery is never the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import cast, get_args
+
+import msgspec
+from msgspec import Struct
+
+from ..codec import Damage, Entry, decode
+from ..errors import InvalidId, JournalDamaged, StoreUnavailable
+from ..ids import RunId, from_subject_token
+from ..limits import (
+    READ_BATCH,
+    READ_BATCH_BYTES,
+    READ_BUDGET_S,
+    READ_PAUSE_MAX_S,
+    READ_PAUSE_S,
+    READ_TRY_S,
+)
+from ..records import Status
+from ..store import Loaded
+from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from .nats_connection import STATUS, Connection, NoReply, Reply
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+RUN_STATUS = "Runfold-Status"
+_STATUSES = frozenset(get_args(Status))
+
+
+class _Message(Struct, frozen=True):
+    seq: int
+    data: bytes = b""  # absent for an empty payload
+    hdrs: bytes = b""
+
+
+class _MessageAnswer(Struct, frozen=True):
+    message: _Message | None = None
+    error: ApiError | None = None
+
+
+class _State(Struct, frozen=True):
+    subjects: dict[str, int] = {}
+
+
+class _Page(Struct, frozen=True):
+    total: int = 0
+    state: _State = _State()
+    error: ApiError | None = None
+
+
+class _Stored(Struct, frozen=True):
+    seq: int
+    data: bytes
+    headers: Mapping[str, str]
+
+
+_decode_message = msgspec.json.Decoder(_MessageAnswer).decode
+_decode_page = msgspec.json.Decoder(_Page).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Patience:
+    """A bound on waiting without progress."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.renew()
+
+    def renew(self) -> None:
+        self._deadline = asyncio.get_running_loop().time() + READ_BUDGET_S
+        self._pause_s = READ_PAUSE_S
+
+    async def pause(self, cause: str) -> None:
+        """Before another try. Raises StoreUnavailable when the budget is spent."""
+        if asyncio.get_running_loop().time() >= self._deadline:
+            raise StoreUnavailable(
+                f"{self._what}: {cause}; gave up after {READ_BUDGET_S:g} s",
+                hint="nothing was changed; try again when the server answers",
+            )
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, READ_PAUSE_MAX_S)
+
+
+class Reader:
+    """Reads one stream over one connection."""
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._get = f"$JS.API.STREAM.MSG.GET.{stream}"
+        self._direct_get = f"$JS.API.DIRECT.GET.{stream}"
+        self._info = f"$JS.API.STREAM.INFO.{stream}"
+
+    # ---- one journal ------------------------------------------------------------------------
+
+    async def load(self, subject: str, run_id: RunId, after: int) -> Loaded:
+        """Everything on the subject after the sequence `after`, up to what the leader calls last."""
+        patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
+        while True:
+            tail = await self._tail(subject, after, patience)
+            stored = await self._between(subject, after, tail, patience)
+            if stored is not None:
+                entries = tuple(self._entry(found, subject, run_id) for found in stored)
+                return Loaded(entries, tail)
+            await patience.pause("its tail was removed while it was read")
+
+    async def _tail(self, subject: str, after: int, patience: Patience) -> int:
+        """The last sequence, at least `after`. nats-server 2.15.1: a leader that was paused and
+        deposed answers with an old one; what ends before what is known already is stale."""
+        while True:
+            found = await self._from_leader({"last_by_subj": subject})
+            match found:
+                case str():
+                    await patience.pause(found)
+                    continue
+                case None:
+                    tail = 0
+                case _:
+                    tail = found.seq
+            if tail >= after:
+                return tail
+            await patience.pause(f"the leader names {tail} as its last, before {after}")
+
+    async def _between(
+        self, subject: str, after: int, tail: int, patience: Patience
+    ) -> list[_Stored] | None:
+        """The messages in (after, tail], complete; None if `tail` is no longer there."""
+        found: list[_Stored] = []
+        last = after
+        while last < tail:
+            more = await self._batch(subject, last, tail)
+            if not more:
+                match await self._from_leader({"seq": last + 1, "next_by_subj": subject}):
+                    case str(cause):
+                        await patience.pause(cause)
+                        continue
+                    case None:
+                        await patience.pause(f"nothing follows sequence {last}")
+                        continue
+                    case one:
+                        more = [one]
+            if more[-1].seq > tail:
+                return None
+            patience.renew()
+            last = more[-1].seq
+            found += more
+        return found
+
+    async def _batch(self, subject: str, last: int, tail: int) -> list[_Stored]:
+        """Messages that follow `last` without a gap, none beyond `tail`; maybe none at all.
+
+        nats-server 2.15.1 puts into each answer the sequence of the one before it in the batch
+        (0 in the first) and ends with a status: 204, or 404 where nothing follows.
+        """
+        found: list[_Stored] = []
+
+        def take(reply: Reply) -> bool:
+            headers = reply.headers
+            seq = int(headers.get("Nats-Sequence", 0)) if STATUS not in headers else 0
+            before = headers.get("Nats-Last-Sequence")
+            if not last < seq <= tail or before != str(found[-1].seq if found else 0):
+                return True
+            found.append(_Stored(seq, reply.data, headers))
+            return seq == tail
+
+        request = {
+            "seq": last + 1,
+            "next_by_subj": subject,
+            "batch": READ_BATCH,
+            "max_bytes": READ_BATCH_BYTES,
+        }
+        await self._connection.collect(
+            self._direct_get, _encode(request), take, idle_s=READ_TRY_S
+        )
+        return found
+
+    async def _from_leader(self, request: dict[str, str | int]) -> _Stored | None | str:
+        """A message; None: there is none; or why there is no answer."""
+        reply = await self._connection.request(self._get, _encode(request), timeout_s=READ_TRY_S)
+        if isinstance(reply, NoReply):
+            return reply.cause
+        answer = _decode_message(reply.data)
+        if answer.message is not None:
+            message = answer.message
+            return _Stored(message.seq, message.data, _headers(message.hdrs))
+        error = answer.error or ApiError()
+        if error.err_code == MESSAGE_NOT_FOUND:
+            return None
+        raise_if_gone(error, self._stream)
+        return str(error)
+
+    def _entry(self, stored: _Stored, subject: str, run_id: RunId) -> Entry:
+        where = place(self._stream, subject, stored.seq)
+        status = stored.headers.get(RUN_STATUS)
+        try:
+            if not stored.data:
+                raise Damage("an empty message")
+            if EXPECTED not in stored.headers:  # the server stores the header with the message
+                raise Damage("published without the sequence it follows: not by Runfold")
+            return Entry(
+                decode(stored.data),
+                stored.data,
+                status=cast("Status", status) if status in _STATUSES else None,
+                position=stored.seq,
+            )
+        except Damage as damage:
+            raise JournalDamaged(
+                f"run {run_id}: {damage} ({where})", where=where, run_id=run_id
+            ) from damage
+
+    # ---- all journals -----------------------------------------------------------------------
+
+    async def runs(self, subjects: str) -> list[RunId]:
+        """Every run with a message, in order of its text. Ids sort unlike their subjects (`.` is
+        `~` there), so all pages come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
+        patience = Patience(f"the runs in stream {self._stream} could not be listed")
+        found: set[RunId] = set()
+        offset = 0
+        while True:
+            request = {"subjects_filter": subjects, "offset": offset}
+            reply = await self._connection.request(
+                self._info, _encode(request), timeout_s=READ_BUDGET_S
+            )
+            if isinstance(reply, NoReply):
+                await patience.pause(reply.cause)
+                continue
+            page = _decode_page(reply.data)
+            if page.error is not None:
+                raise_if_gone(page.error, self._stream)
+                await patience.pause(str(page.error))
+                continue
+            patience.renew()
+            for subject in page.state.subjects:
+                run_id = _run_of(subject)
+                if run_id is not None:
+                    found.add(run_id)
+            offset += len(page.state.subjects)
+            if not page.state.subjects or offset >= page.total:
+                return sorted(found)
+
+
+def place(stream: str, subject: str, sequence: int) -> str:
+    """Where a record is, as `nats stream get` wants it."""
+    return f"stream {stream}, subject {subject}, sequence {sequence}"
+
+
+def raise_if_gone(error: ApiError, stream: str) -> None:
+    """Raises StoreUnavailable for what no retry of a read settles."""
+    if error.err_code == STREAM_NOT_FOUND:
+        raise StoreUnavailable(
+            f"stream {stream} is gone",
+            hint="restore it from a backup; `runfold init` would make an empty one",
+        )
+    if 400 <= error.code < 500 and error.code != 429:
+        raise StoreUnavailable(f"stream {stream} refuses to be read: {error}")
+
+
+def _run_of(subject: str) -> RunId | None:
+    """None for a subject that no run has: a stray message is no run's journal."""
+    try:
+        return from_subject_token(subject.rpartition(".")[2])
+    except InvalidId:
+        return None
+
+
+def _headers(raw: bytes) -> dict[str, str]:
+    """`NATS/1.0`, then a `name: value` each line."""
+    found: dict[str, str] = {}
+    for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,216 @@
+"""Core: what people and programs are shown of a run: outcome, waits, JSON shapes (R6, PROTOCOL 8)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from .fold import Fold
+from .ids import Marker, RunId
+from .messages import JSON, Message, ToolRequest
+from .records import Commit, RunCompleted, Status
+from .values import BadJSON, parse_strict
+
+
+class Pending(Struct, frozen=True, kw_only=True):
+    """A call that waits for approval. `input` is what will run, exactly."""
+
+    marker: Marker
+    step: str
+    tool: str
+    input: JSON
+    text: str
+
+
+class UnknownStep(Struct, frozen=True, kw_only=True):
+    """A write whose outcome nobody knows. `start`: the n of its step.started; a reconcile names it."""
+
+    step: str
+    start: int
+    tool: str
+    input: JSON
+    key: str
+
+
+class WaitingOn(Struct, frozen=True, kw_only=True):
+    """What an unfinished run waits for, since when, until when, and what ends it (R7)."""
+
+    what: Literal["worker", "approval", "reconcile", "input", "timer", "child", "operator"]
+    since: datetime
+    until: datetime | None = None
+    ended_by: str = ""
+
+
+class Completed(Struct, frozen=True, tag="completed"):
+    message: Message
+
+
+class AwaitingApproval(Struct, frozen=True, tag="awaiting_approval"):
+    pending: tuple[Pending, ...]
+
+
+class Indeterminate(Struct, frozen=True, tag="indeterminate"):
+    """`step` is the first unknown one; approvals may be pending besides."""
+
+    step: str
+    unknown: tuple[UnknownStep, ...]
+    pending: tuple[Pending, ...] = ()
+
+
+class Waiting(Struct, frozen=True, tag="waiting"):
+    on: tuple[WaitingOn, ...]
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    reason: str
+    detail: str = ""
+
+
+class Cancelled(Struct, frozen=True, tag="cancelled"):
+    reason: str = ""
+
+
+Outcome: TypeAlias = Completed | AwaitingApproval | Indeterminate | Waiting | Failed | Cancelled
+
+
+class RunState(Struct, frozen=True, kw_only=True):
+    """A run as of one record. `outcome` is None while it is running."""
+
+    run_id: RunId
+    agent: str
+    revision: str
+    status: Status
+    outcome: Outcome | None
+    waiting_on: tuple[WaitingOn, ...]
+    records: int
+    model_calls: int
+
+
+def run_state(fold: Fold, *, held: bool = False) -> RunState:
+    """The state of a run that has started. `held`: somebody runs it now under a lock."""
+    assert fold.started is not None
+    return RunState(
+        run_id=RunId(fold.started.run),
+        agent=fold.started.agent,
+        revision=fold.started.revision,
+        status=fold.status(held=held),
+        outcome=outcome(fold, held=held),
+        waiting_on=waiting_on(fold, held=held),
+        records=fold.n,
+        model_calls=fold.model_calls,
+    )
+
+
+def outcome(fold: Fold, *, held: bool = False) -> Outcome | None:
+    """How the run ended or why it stopped; None while it is running, or can't be read."""
+    match fold.end:
+        case RunCompleted(message=message):
+            return Completed(msgspec.convert(message, Message))
+        case Commit(action="fail", reason=reason, detail=detail):
+            return Failed(reason, detail)
+        case Commit(reason=reason):
+            return Cancelled(reason)
+        case None:
+            pass
+    match fold.status(held=held):
+        case "indeterminate":
+            unknown = unknown_steps(fold)
+            return Indeterminate(unknown[0].step, unknown, pending_calls(fold))
+        case "awaiting_approval":
+            return AwaitingApproval(pending_calls(fold))
+        case _:
+            return None
+
+
+def pending_calls(fold: Fold) -> tuple[Pending, ...]:
+    """Calls that wait for approval, in the order of the reply."""
+    reply = fold.reply
+    return tuple(
+        Pending(
+            marker=Marker(verdict.marker),
+            step=reply.steps[index],
+            tool=reply.reply.calls[index].name,
+            input=_arguments(reply.reply.calls[index]),
+            text=verdict.text,
+        )
+        for index, verdict in fold.pending()
+        if reply is not None
+    )
+
+
+def _arguments(call: ToolRequest) -> JSON:
+    try:
+        return parse_strict(call.arguments)
+    except BadJSON:  # can't be asked for by this version's gate; shown as it is all the same
+        return call.arguments
+
+
+def unknown_steps(fold: Fold) -> tuple[UnknownStep, ...]:
+    """Writes that a person must settle, oldest first."""
+    return tuple(
+        UnknownStep(
+            step=step.name,
+            start=step.last.n,
+            tool=step.last.tool,
+            input=step.last.input,
+            key=step.last.key,
+        )
+        for step in fold.unknown()
+    )
+
+
+def waiting_on(fold: Fold, *, held: bool = False) -> tuple[WaitingOn, ...]:
+    """Who acts next (R7); empty where the run has ended."""
+    since = datetime.fromisoformat(fold.head_at)
+    run = fold.started.run if fold.started else ""
+    match fold.status(held=held):
+        case "running" if held or fold.claim is not None:
+            holder = f"worker {fold.claim.worker}" if fold.claim else "the process that runs it"
+            return (WaitingOn(what="worker", since=since, ended_by=holder),)
+        case "running":
+            command = f"`runfold run … --id {run}` takes it up"
+            return (WaitingOn(what="worker", since=since, ended_by=command),)
+        case "awaiting_approval" | "indeterminate":
+            unknown = tuple(
+                WaitingOn(
+                    what="reconcile",
+                    since=since,
+                    ended_by=f"`runfold reconcile {run} {step.step}`",
+                )
+                for step in unknown_steps(fold)
+            )
+            pending = tuple(
+                WaitingOn(what="approval", since=since, ended_by=f"`runfold approve {call.marker}`")
+                for call in pending_calls(fold)
+            )
+            return unknown + pending
+        case "newer":
+            return (WaitingOn(what="operator", since=since, ended_by="update this installation"),)
+        case _:
+            return ()
+
+
+def run_json(fold: Fold, *, held: bool = False) -> dict[str, Any]:
+    """The run object of every `--json` (PROTOCOL 8)."""
+    assert fold.started is not None
+    end = outcome(fold, held=held)
+    return {
+        "run": fold.started.run,
+        "agent": fold.started.agent,
+        "status": fold.status(held=held),
+        "message": end.message.content if isinstance(end, Completed) else None,
+        "pending": msgspec.to_builtins(pending_calls(fold) if not fold.finished else ()),
+        "unknown": msgspec.to_builtins(unknown_steps(fold) if _shows_unknown(end) else ()),
+        "waiting_on": msgspec.to_builtins(waiting_on(fold, held=held)),
+        "reason": end.reason if isinstance(end, Failed | Cancelled) else None,
+        "detail": end.detail if isinstance(end, Failed) else None,
+        "records": fold.n,
+        "model_calls": fold.model_calls,
+    }
+
+
+def _shows_unknown(end: Outcome | None) -> bool:
+    return isinstance(end, Indeterminate)

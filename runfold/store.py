@@ -1,0 +1,72 @@
+"""Shell: stores by what a user writes: a directory, `nats://host:port`, or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from journal import ids
+from journal.codec import Entry
+from journal.errors import StoreUnavailable
+from journal.store import Appended, AppendAnswer, Conflict, Loaded, Store, Unknown
+from journal.stores.file import FileStore
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.provision import provision
+from worker.server import EmbeddedServer
+
+HOME = ".runfold"
+SCHEMES = ("nats://", "tls://")
+
+__all__ = [
+    "Appended",
+    "AppendAnswer",
+    "Conflict",
+    "Entry",
+    "Loaded",
+    "Store",
+    "Unknown",
+    "is_url",
+    "open_store",
+]
+
+
+def is_url(where: str) -> bool:
+    return where.startswith(SCHEMES)
+
+
+@asynccontextmanager
+async def open_store(
+    where: str | None = None, *, namespace: str = "runfold", creds: str | None = None
+) -> AsyncGenerator[Store, None]:
+    """The store at `where`: a directory (one JSONL file a run), a `nats://` URL (`runfold init`
+    once), or None: an embedded nats-server with its data in `.runfold/`, which is started if no
+    process of yours runs it and stops when the last one leaves.
+
+    Raises InvalidId (namespace), NotProvisioned, StoreUnavailable.
+    """
+    ids.namespace(namespace)
+    if where is None:
+        async with (
+            EmbeddedServer(HOME) as server,
+            _provisioned(server.url, namespace) as store,
+        ):
+            yield store
+    elif is_url(where):
+        async with JetStreamStore(where, namespace=namespace, creds=creds) as store:
+            yield store
+    elif "://" in where:
+        raise StoreUnavailable(
+            f"{ids.shown(where)} is no store", hint="a store is a directory or nats://host:port"
+        )
+    elif not where or os.path.isfile(where):
+        raise StoreUnavailable(f"{ids.shown(where)} is not a directory")
+    else:
+        yield FileStore(where)
+
+
+@asynccontextmanager
+async def _provisioned(url: str, namespace: str) -> AsyncGenerator[Store, None]:
+    await provision(url, namespace=namespace)
+    async with JetStreamStore(url, namespace=namespace) as store:
+        yield store

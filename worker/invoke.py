@@ -1,0 +1,128 @@
+"""Shell: calling a declared tool, so that it can neither stall the loop nor outlive its run unseen.
+
+Who gets an exception from here knows no more than that: for a write, anything but `ToolError`
+leaves it unknown whether the call took effect (R26).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from concurrent.futures import Future
+from copy import deepcopy
+from typing import Any, TypeAlias
+
+import msgspec
+
+from journal.messages import JSON
+
+from .tools import Tool, ToolCall
+
+
+async def invoke(tool: Tool, input: JSON, call: ToolCall) -> object:
+    """Call the tool with `input` (as `Tool.parse` gave it) and return what the function returned.
+
+    Async functions run in this task, others in a thread. What comes out besides the function's own
+    result or exception:
+
+    - `TimeoutError` after `tool.timeout_s`. A thread can't be stopped and is left to itself then; a
+      thread that had not begun never begins. An async function is cancelled, and whatever it makes
+      of that is ignored; one that never ends all the same keeps this call from ending.
+    - `CancelledError` when the task was cancelled, whatever the function made of it. A thread that
+      runs is waited for, however long, so that no write goes on behind a released lock.
+    - `BadArguments` when `input` does not fit the tool; nothing was called then.
+    - `TypeError` for a plain function that returned an awaitable: its body never ran.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    if task.cancelling():
+        raise asyncio.CancelledError  # the result could not be used, so nothing is started
+    arguments = tool.typed(input)
+    if tool.call_parameter is not None:
+        # A copy: a tool that changes it in place does not change what is recorded.
+        copy = msgspec.structs.replace(call, input=deepcopy(call.input))
+        arguments[tool.call_parameter] = copy
+    run = _in_task if inspect.iscoroutinefunction(tool.fn) else _in_thread
+    try:
+        result = await run(tool, arguments)
+    except (Exception, asyncio.CancelledError) as error:
+        if task.cancelling():
+            raise asyncio.CancelledError from error
+        if isinstance(error, asyncio.CancelledError):
+            # Nobody cancelled this run: the tool awaited something else that was cancelled. As a
+            # CancelledError it would end the run without a word.
+            raise RuntimeError(f"{tool.spec.name} was cancelled from inside") from error
+        raise
+    if task.cancelling():
+        raise asyncio.CancelledError  # the function swallowed it
+    return result
+
+
+async def _in_task(tool: Tool, arguments: dict[str, Any]) -> object:
+    limit = asyncio.timeout(tool.timeout_s)
+    try:
+        async with limit:
+            result = await tool.fn(**arguments)
+    except Exception as error:
+        if limit.expired():  # also when the function turned its cancellation into another exception
+            raise _late(tool) from error
+        raise
+    if limit.expired():  # the function swallowed its cancellation
+        raise _late(tool)
+    return result
+
+
+# Exceptions travel as values: set on a future, asyncio would refuse some (StopIteration), replace
+# others (TimeoutError) and report those of an abandoned thread as never retrieved.
+_Ended: TypeAlias = tuple[object, BaseException | None]
+
+
+async def _in_thread(tool: Tool, arguments: dict[str, Any]) -> object:
+    job: Future[_Ended] = Future()
+    context = contextvars.copy_context()
+    # Not asyncio.to_thread: only through `job` can a call that waits for a free thread be withdrawn
+    # for certain, instead of starting after its deadline.
+    asyncio.get_running_loop().run_in_executor(
+        None, lambda: context.run(_work, job, tool, arguments)
+    )
+    ended = asyncio.wrap_future(job)
+    try:
+        await asyncio.wait([ended], timeout=tool.timeout_s)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            await _wait_out(ended)
+        raise
+    if not ended.done():
+        job.cancel()
+        raise _late(tool)
+    result, error = ended.result()
+    if error is not None:
+        raise error
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(f"{tool.spec.name} is a plain function but returned an awaitable")
+    return result
+
+
+def _work(job: Future[_Ended], tool: Tool, arguments: dict[str, Any]) -> None:
+    if not job.set_running_or_notify_cancel():
+        return
+    try:
+        ended = tool.fn(**arguments), None
+    except BaseException as error:  # raised again in the task that waits, like every executor does
+        ended = None, error
+    job.set_result(ended)
+
+
+async def _wait_out(ended: asyncio.Future[_Ended]) -> None:
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError:
+            continue  # the caller raises it again; the thread still runs
+
+
+def _late(tool: Tool) -> TimeoutError:
+    return TimeoutError(f"{tool.spec.name} did not end within {tool.timeout_s:g} s")

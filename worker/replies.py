@@ -1,0 +1,164 @@
+"""Core: what becomes of a model's reply: verdicts when it is recorded, one decision per call later.
+
+Why it is safe: a verdict is recorded with the reply, so the journal says what is pending. A call
+runs only if the gate of today still lets it: an approval whose marker the present tool, policy and
+arguments would not produce covers nothing (R32).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from journal import ids
+from journal.fold import Fold, call_step
+from journal.messages import JSON, Reply, ToolRequest
+from journal.records import (
+    StepCompleted,
+    StepError,
+    Verdict,
+    VerdictAllow,
+    VerdictAsk,
+    VerdictDeny,
+)
+from journal.steps import Call, make_call
+from journal.values import call_digest, marker_digest
+
+from .agent import Agent
+from .gate import Allow, Deny, NeedsApproval
+from .tools import BadArguments, Tool
+
+ILL_FORMED = ("unknown_tool", "bad_arguments", "bad_reply")
+_ATTEMPT = 1
+
+
+class Answered(Struct, frozen=True):
+    """The call has its recorded result."""
+
+    completed: StepCompleted
+
+
+class Refuse(Struct, frozen=True):
+    """Record this error as the call's result; never start it (R31)."""
+
+    step: str
+    error: StepError
+
+
+class Execute(Struct, frozen=True):
+    """Run the call by the step table. `tool` is None where only a recorded start is left of it."""
+
+    call: Call
+    tool: Tool | None
+
+
+class AwaitDecision(Struct, frozen=True):
+    """Nobody has decided on the marker yet."""
+
+    marker: str
+
+
+CallDecision: TypeAlias = Answered | Refuse | Execute | AwaitDecision
+
+
+def judge_reply(agent: Agent, run_id: str, n: int, reply: Reply) -> tuple[Verdict, ...]:
+    """The verdict on each call of reply `n`, to be recorded with it."""
+    shared_ids = {id for id, count in Counter(c.id for c in reply.calls).items() if count > 1}
+    verdicts: list[Verdict] = []
+    for index, request in enumerate(reply.calls):
+        if reply.finish == "length":
+            verdicts.append(VerdictDeny(type="bad_reply", reason="the reply was cut off"))
+        elif len(reply.calls) > agent.bounds.calls_per_reply:
+            verdicts.append(VerdictDeny(type="bad_reply", reason="too many calls in one reply"))
+        elif not request.id or request.id in shared_ids:
+            reason = "its id is empty" if not request.id else "another call has the same id"
+            verdicts.append(VerdictDeny(type="bad_reply", reason=reason))
+        else:
+            step = call_step(n, index, request.name)
+            verdicts.append(judge_call(agent, run_id, step, request)[0])
+    return tuple(verdicts)
+
+
+def judge_call(agent: Agent, run_id: str, step: str, request: ToolRequest) -> tuple[Verdict, JSON]:
+    """The verdict on one well-placed call, and its parsed arguments (None where denied)."""
+    tool = agent.tools.get(request.name)
+    if tool is None:  # near names are not mapped (R36)
+        known = ", ".join(agent.tools) or "none"
+        reason = f"there is no tool {ids.shown(request.name)}; the tools are: {known[:500]}"
+        return VerdictDeny(type="unknown_tool", reason=reason), None
+    try:
+        arguments = tool.parse(request.arguments)
+    except BadArguments as error:
+        return VerdictDeny(type="bad_arguments", reason=str(error)), None
+    match agent.gate.decide(tool.spec, arguments):
+        case Allow():
+            return VerdictAllow(), arguments
+        case Deny(reason):
+            return VerdictDeny(type="denied", reason=reason), None
+        case NeedsApproval(text):
+            digest = marker_digest(
+                run_id, step, call_digest(request.name, arguments), text, tool.revision
+            )
+            marker = ids.marker(ids.RunId(run_id), step, _ATTEMPT, digest)
+            return VerdictAsk(marker=marker, text=text), arguments
+
+
+def decide_call(
+    fold: Fold, agent: Agent, n: int, index: int, request: ToolRequest, verdict: Verdict
+) -> CallDecision:
+    """What to do about one call of the recorded reply `n` at this fold."""
+    assert fold.started is not None
+    run_id = fold.started.run
+    step = call_step(n, index, request.name)
+    state = fold.steps.get(step)
+    if state is not None and state.completed is not None:
+        return Answered(state.completed)
+    if state is not None:
+        return _resume(agent, step, state.last.tool, state.last.input)
+    permit = 0
+    match verdict:
+        case VerdictDeny(type=type_, reason=reason):
+            return Refuse(step, StepError(type=type_, message=reason))
+        case VerdictAsk(marker=marker):
+            answer = fold.decisions.get(marker)
+            if answer is None:
+                return AwaitDecision(marker)
+            if answer.name == "reject":
+                reason = answer.payload.get("reason") or "no reason given"
+                return Refuse(step, StepError(type="rejected", message=f"rejected: {reason}"))
+            permit = answer.n
+        case VerdictAllow():
+            pass
+    today, arguments = judge_call(agent, run_id, step, request)
+    if isinstance(today, VerdictDeny):
+        return Refuse(step, StepError(type=today.type, message=today.reason))
+    if isinstance(today, VerdictAsk) and today != verdict:
+        message = "the tool or the policy changed since this call was let through: ask again"
+        return Refuse(step, StepError(type="outdated", message=message))
+    tool = agent.tools[request.name]
+    return Execute(_call(agent, step, request.name, arguments, permit, tool), tool)
+
+
+def _resume(agent: Agent, step: str, tool_name: str, recorded: JSON) -> Execute:
+    """A call that was started before: whatever the gate says now, the step table decides."""
+    tool = agent.tools.get(tool_name)
+    return Execute(_call(agent, step, tool_name, recorded, 0, tool), tool)
+
+
+def _call(
+    agent: Agent, step: str, tool_name: str, arguments: JSON, permit: int, tool: Tool | None
+) -> Call:
+    unsafe = agent.is_unsafe(tool_name)
+    if tool is None:
+        return make_call(step, "tool", tool_name, arguments, unsafe=unsafe, permit=permit)
+    return make_call(
+        step,
+        "tool",
+        tool_name,
+        arguments,
+        unsafe=unsafe,
+        permit=permit,
+        timeout_s=tool.timeout_s,
+    )

@@ -1,0 +1,138 @@
+"""Shell: `run()`: own one run, drive it, and leave it ended or waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import cast
+
+import msgspec
+
+from journal import ids
+from journal.doors import start
+from journal.errors import (
+    IndeterminateError,
+    InputMismatch,
+    NotEncodable,
+    RunNotFound,
+    TooLarge,
+)
+from journal.fold import Fold
+from journal.handle import Journal
+from journal.limits import ACK_WAIT_MAX_S, ACK_WAIT_MIN_S, ACK_WAIT_S
+from journal.messages import JSON, Message
+from journal.records import Park
+from journal.stepping import RetryLater
+from journal.store import Store
+from journal.views import Outcome, Waiting, WaitingOn, outcome
+
+from .agent import Agent
+from .loop import drive, fail
+
+
+async def run(
+    store: Store,
+    agent: Agent,
+    run_id: str | None = None,
+    input: JSON | Sequence[Message] = None,
+    *,
+    ack_wait_s: float = ACK_WAIT_S,
+    on_wait: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Start the run if it isn't there, take it as far as it goes, say how far that is (R5, R6).
+
+    `input=None` only resumes. Without an id a random one is made. On a shared store the run is
+    claimed; a holder that is gone is waited for at most `ack_wait_s` (1 to 600), told to `on_wait`.
+
+    Raises RunNotFound, InputMismatch, StoreLocked (somebody else runs it), Fenced (somebody else
+    took it over), StepFailed (a model call failed), ReplayMismatch, JournalDamaged, StoreUnavailable.
+    In each case the run can be taken up again.
+    """
+    if not ACK_WAIT_MIN_S <= ack_wait_s <= ACK_WAIT_MAX_S:
+        raise ValueError(f"ack_wait_s is {ACK_WAIT_MIN_S:g} to {ACK_WAIT_MAX_S:g} seconds")
+    if input is not None:
+        started = await start(
+            store, agent.name, _plain(input), run_id=run_id, revision=agent.revision
+        )
+        run_id = started.run_id
+    elif run_id is None:
+        raise RunNotFound("a run is started with an input, or resumed by its id")
+    looked_at = await Journal.read(store, ids.run_id(run_id))
+    _check(looked_at, agent)
+    ended = outcome(looked_at.fold) if looked_at.fold.finished else None
+    if ended is not None:
+        return ended
+    journal = await Journal.open(
+        store,
+        run_id,
+        is_write=agent.is_unsafe,
+        revision=agent.revision,
+        ack_wait_s=ack_wait_s,
+        on_wait=on_wait,
+    )
+    async with journal:
+        return await _carry_on(journal, agent)
+
+
+def _plain(input: JSON | Sequence[Message]) -> JSON:
+    """Messages as plain JSON: what is recorded does not depend on how the caller wrote it."""
+    if not isinstance(input, list | tuple):
+        return input
+    items = cast("Sequence[object]", input)
+    return [msgspec.to_builtins(item) if isinstance(item, Message) else item for item in items]
+
+
+def _check(journal: Journal, agent: Agent) -> None:
+    journal.check_runnable()
+    assert journal.fold.started is not None
+    bound = journal.fold.started.agent
+    if bound != agent.name:
+        raise InputMismatch(
+            f"run {journal.run_id} belongs to agent {bound}, not {agent.name}",
+            run_id=journal.run_id,
+            hint="run it with that agent, or start under another id",
+        )
+
+
+async def _carry_on(journal: Journal, agent: Agent) -> Outcome:
+    """Drive until the run has ended or waits; a signal that lands meanwhile is another round."""
+    while True:
+        if (stopped := _stopped(journal)) is not None:
+            return stopped
+        seen = journal.fold.n
+        unknown: IndeterminateError | None = None
+        try:
+            await drive(journal, agent)
+        except IndeterminateError as error:
+            unknown = error
+        except (NotEncodable, TooLarge) as error:
+            await fail(journal, "not_recordable", f"{error.message}"[:4000])
+        except RetryLater as later:
+            until = datetime.fromisoformat(later.until)
+            now = datetime.now(UTC)
+            ended_by = f"the deadline of the earlier call of {later.step}"
+            return Waiting((WaitingOn(what="timer", since=now, until=until, ended_by=ended_by),))
+        await _park(journal)
+        if _stopped(journal) is None and journal.fold.n == seen and unknown is not None:
+            raise unknown
+
+
+def _stopped(journal: Journal) -> Outcome | None:
+    """The outcome, where a holder has nothing to do. A claim that still stands hides no outcome."""
+    fold = journal.fold
+    return None if not fold.finished and (fold.claim or fold.runnable()) else outcome(fold)
+
+
+async def _park(journal: Journal) -> None:
+    """Leave the run waiting, unless something that ends the wait has come: both are records that
+    compete for the next sequence (R61)."""
+    await journal.refresh()
+    if not journal.store.shared or journal.fold.claim is None:
+        return
+
+    def due(fold: Fold) -> Park | None:
+        if fold.finished or fold.runnable():
+            return None
+        return Park(why="reconcile" if fold.unknown() else "approval")
+
+    await journal.append(due)
