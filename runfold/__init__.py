@@ -17,8 +17,8 @@ def _check_not_shadowed() -> None:
         origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
         if origin is None or origin != home / name / "__init__.py":
             raise ImportError(
-                f"runfold needs its own package {name!r}, but {origin or 'nothing'} is found first: "
-                f"rename that file or start Python from another folder"
+                f"runfold needs its own package {name!r}, but {origin or 'nothing'} is found "
+                f"first: rename that file or start Python from another folder"
             )
 
 
@@ -47,8 +47,8 @@ from journal.errors import (  # noqa: E402
     StepFailed,
     StoreLocked,
     StoreUnavailable,
-    ToolError,
     TooLarge,
+    ToolError,
     Transient,
 )
 from journal.handle import Journal  # noqa: E402

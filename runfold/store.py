@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from journal import ids
 from journal.codec import Entry
 from journal.errors import StoreUnavailable
-from journal.store import Appended, AppendAnswer, Conflict, Loaded, Store, Unknown
+from journal.store import AppendAnswer, Appended, Conflict, Loaded, Store, Unknown
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
@@ -19,8 +18,8 @@ HOME = ".runfold"
 SCHEMES = ("nats://", "tls://")
 
 __all__ = [
-    "Appended",
     "AppendAnswer",
+    "Appended",
     "Conflict",
     "Entry",
     "Loaded",
@@ -59,8 +58,8 @@ async def open_store(
         raise StoreUnavailable(
             f"{ids.shown(where)} is no store", hint="a store is a directory or nats://host:port"
         )
-    elif not where or os.path.isfile(where):
-        raise StoreUnavailable(f"{ids.shown(where)} is not a directory")
+    elif not where:
+        raise StoreUnavailable("an empty text is no store")
     else:
         yield FileStore(where)
 

@@ -12,10 +12,12 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any, TypeVar
 
 from .. import ids
 from ..claims import Answer
@@ -31,9 +33,12 @@ from ..errors import (
 from ..ids import RunId
 from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
 from ..store import AppendAnswer, Appended, Conflict, Held, Loaded
+from .file_check import inspect_directory
 from .run_lock import holder_of, run_lock
+from .safety import Safety
 
 SUFFIX = ".jsonl"
+T = TypeVar("T")
 
 
 class FileStore:
@@ -47,12 +52,17 @@ class FileStore:
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)
+        # Own threads: tools that hang in the loop's shared ones must not keep a record waiting.
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="runfold-file")
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def path(self, run_id: RunId) -> Path:
         return self.directory / f"{ids.file_stem(run_id)}{SUFFIX}"
 
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
-        return await asyncio.to_thread(self._load, run_id, after)
+        return await self._in_thread(self._load, run_id, after)
 
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         if len(entry.raw) > RECORD_BYTES_MAX:
@@ -61,15 +71,15 @@ class FileStore:
                 run_id=run_id,
             )
         assert b"\n" not in entry.raw
-        return await asyncio.to_thread(self._append, run_id, entry.raw, expected)
+        return await self._in_thread(self._append, run_id, entry.raw, expected)
 
     async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
-        for run_id in await asyncio.to_thread(self._runs):
+        for run_id in await self._in_thread(self._runs):
             if after is None or run_id > after:
                 yield run_id
 
     async def trim(self, run_id: RunId, *, before: int) -> None:
-        await asyncio.to_thread(self._trim, run_id, before)
+        await self._in_thread(self._trim, run_id, before)
 
     @asynccontextmanager
     async def hold(self, run_id: RunId) -> AsyncGenerator[None, None]:
@@ -87,6 +97,16 @@ class FileStore:
     @asynccontextmanager
     async def answering(self, worker: str, held: Held) -> AsyncGenerator[None, None]:
         yield
+
+    async def inspect(self) -> Safety:
+        """What an acknowledgement is worth here, for `runfold doctor` (R14)."""
+        damaged: list[str] = []
+        async for run_id in self.runs():
+            try:
+                await self.load(run_id)
+            except JournalDamaged:
+                damaged.append(run_id)
+        return await self._in_thread(inspect_directory, self.directory, damaged)
 
     def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
         path = self.path(run_id)

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import msgspec
 from msgspec import Struct
 
 from ..claims import Answer
 from ..codec import Entry
-from ..errors import NotProvisioned, RunfoldError, StoreUnavailable, TooLarge
-from ..ids import RunId, namespace as check_namespace, subject_token, valid_name
+from ..errors import NotProvisioned, TooLarge
+from ..ids import RunId, subject_token, valid_name
+from ..ids import namespace as check_namespace
 from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
-from ..store import AppendAnswer, Held, Loaded, Store, Unknown
+from ..store import AppendAnswer, Held, Loaded, Unknown
 from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError, read_ack
-from .jetstream_read import EXPECTED, RUN_STATUS, Patience, Reader, place, raise_if_gone
-from .nats_connection import Connection, NoReply, Reply
+from .jetstream_read import (
+    EXPECTED,
+    RUN_STATUS,
+    Patience,
+    Reader,
+    api_answer,
+    place,
+    raise_if_gone,
+)
+from .nats_connection import Connection
+from .nats_waiting import NoReply, Reply
 
 RECORD_TYPE = "Runfold-Type"
 SHARDS = "runfold.shards"
@@ -51,8 +61,8 @@ class _HeldAnswer(Struct, frozen=True):
     held: bool
 
 
-_decode_info = msgspec.json.Decoder(_Info).decode
-_decode_purged = msgspec.json.Decoder(_Purged).decode
+_info = msgspec.json.Decoder(_Info)
+_purged = msgspec.json.Decoder(_Purged)
 _decode_question = msgspec.json.Decoder(_Question).decode
 _decode_held = msgspec.json.Decoder(_HeldAnswer).decode
 _encode = msgspec.json.Encoder().encode
@@ -75,7 +85,7 @@ class JetStreamStore:
         self._namespace = check_namespace(namespace)
         self._stream = stream_name(namespace)
         self._subject_prefix = f"{namespace}.journal.0."
-        self._connection = Connection(url, name=f"{namespace} store", creds=creds)
+        self._connection = Connection(url, namespace=namespace, creds=creds)
         self._reader = Reader(self._connection, self._stream)
 
     async def __aenter__(self) -> Self:
@@ -106,7 +116,7 @@ class JetStreamStore:
                     raise self._not_provisioned("has no JetStream")
                 await patience.pause(reply.cause)
                 continue
-            info = _decode_info(reply.data)
+            info = api_answer(_info, reply)
             if info.error is None:
                 break
             if info.error.err_code in NO_JETSTREAM:
@@ -148,8 +158,9 @@ class JetStreamStore:
         return read_ack(reply.data, stream=self._stream, expected=expected)
 
     def _check_size(self, run_id: RunId, raw: bytes, headers: dict[str, str]) -> None:
-        """nats-server 2.15.1 cuts the connection over a message whose headers and payload exceed
-        max_payload, and nats-py 2.16.0, which looks at the payload alone, is then closed for good."""
+        """Raises TooLarge. nats-server 2.15.1 cuts the connection over a message whose headers and
+        payload exceed max_payload; nats-py 2.16.0 counts the payload alone, and is then closed for
+        good."""
         size = len(raw) + _HEADER_FRAME_BYTES
         for name, value in headers.items():
             size += len(name) + len(value.encode()) + _HEADER_LINE_BYTES
@@ -177,7 +188,7 @@ class JetStreamStore:
             if isinstance(reply, NoReply):
                 await patience.pause(reply.cause)
                 continue
-            purged = _decode_purged(reply.data)
+            purged = api_answer(_purged, reply)
             if purged.error is None and purged.success:
                 return
             error = purged.error or ApiError(description="no success")
@@ -219,7 +230,8 @@ class JetStreamStore:
         async def answer(question: Reply) -> bytes:
             try:
                 asked = _decode_question(question.data)
-                return _encode(_HeldAnswer(held(RunId(asked.run), asked.claim)))
+                holds = asked.run != "" and held(RunId(asked.run), asked.claim)
+                return _encode(_HeldAnswer(holds))
             except Exception as error:  # the asker takes it as silence: the holder keeps its run
                 return _encode({"error": f"{type(error).__name__}: {error}"})
 
@@ -230,14 +242,9 @@ class JetStreamStore:
     async def _check_answering(self, worker: str) -> None:
         """Ask ourselves: the server has the subscription, and allows it, before any claim."""
         patience = Patience(f"questions to worker {worker} do not arrive")
-        while (answer := await self.ask(worker, RunId(""), 0)) not in ("yes", "no"):
-            await patience.pause(f"it is {answer}")
+        while (answer := await self.ask(worker, RunId(""), 0)) != "no":
+            self._connection.check_denied(self._worker_subject(worker))
+            await patience.pause(f"the answer is {answer}")
 
     def _worker_subject(self, worker: str) -> str:
         return f"{self._namespace}.worker.{worker.replace('.', '~')}"
-
-
-if TYPE_CHECKING:
-
-    def _conforms(store: JetStreamStore) -> Store:
-        return store

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import cast, get_args
+from typing import TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -24,10 +24,13 @@ from ..limits import (
     READ_PAUSE_S,
     READ_TRY_S,
 )
-from ..records import Status
+from ..records import RunPurged, Status
 from ..store import Loaded
 from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError
-from .nats_connection import STATUS, Connection, NoReply, Reply
+from .nats_connection import Connection
+from .nats_waiting import STATUS, NoReply, Reply
+
+Answer = TypeVar("Answer")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 RUN_STATUS = "Runfold-Status"
@@ -61,8 +64,8 @@ class _Stored(Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-_decode_message = msgspec.json.Decoder(_MessageAnswer).decode
-_decode_page = msgspec.json.Decoder(_Page).decode
+_message = msgspec.json.Decoder(_MessageAnswer)
+_page = msgspec.json.Decoder(_Page)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -101,15 +104,19 @@ class Reader:
     # ---- one journal ------------------------------------------------------------------------
 
     async def load(self, subject: str, run_id: RunId, after: int) -> Loaded:
-        """Everything on the subject after the sequence `after`, up to what the leader calls last."""
+        """Everything on the subject after sequence `after`, up to the last the leader names."""
         patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
+        again = False
         while True:
             tail = await self._tail(subject, after, patience)
             stored = await self._between(subject, after, tail, patience)
-            if stored is not None:
-                entries = tuple(self._entry(found, subject, run_id) for found in stored)
+            if stored is None:
+                await patience.pause("its tail was removed while it was read")
+                continue
+            entries = tuple(self._entry(found, subject, run_id) for found in stored)
+            if again or not _trimmed_meanwhile(entries):
                 return Loaded(entries, tail)
-            await patience.pause("its tail was removed while it was read")
+            again = True  # what is still missing then was missing before
 
     async def _tail(self, subject: str, after: int, patience: Patience) -> int:
         """The last sequence, at least `after`. nats-server 2.15.1: a leader that was paused and
@@ -163,7 +170,8 @@ class Reader:
 
         def take(reply: Reply) -> bool:
             headers = reply.headers
-            seq = int(headers.get("Nats-Sequence", 0)) if STATUS not in headers else 0
+            number = headers.get("Nats-Sequence", "")
+            seq = int(number) if number.isdecimal() and STATUS not in headers else 0
             before = headers.get("Nats-Last-Sequence")
             if not last < seq <= tail or before != str(found[-1].seq if found else 0):
                 return True
@@ -176,17 +184,15 @@ class Reader:
             "batch": READ_BATCH,
             "max_bytes": READ_BATCH_BYTES,
         }
-        await self._connection.collect(
-            self._direct_get, _encode(request), take, idle_s=READ_TRY_S
-        )
+        await self._connection.collect(self._direct_get, _encode(request), take, idle_s=READ_TRY_S)
         return found
 
-    async def _from_leader(self, request: dict[str, str | int]) -> _Stored | None | str:
+    async def _from_leader(self, request: dict[str, str | int]) -> _Stored | str | None:
         """A message; None: there is none; or why there is no answer."""
         reply = await self._connection.request(self._get, _encode(request), timeout_s=READ_TRY_S)
         if isinstance(reply, NoReply):
             return reply.cause
-        answer = _decode_message(reply.data)
+        answer = api_answer(_message, reply)
         if answer.message is not None:
             message = answer.message
             return _Stored(message.seq, message.data, _headers(message.hdrs))
@@ -231,7 +237,7 @@ class Reader:
             if isinstance(reply, NoReply):
                 await patience.pause(reply.cause)
                 continue
-            page = _decode_page(reply.data)
+            page = api_answer(_page, reply)
             if page.error is not None:
                 raise_if_gone(page.error, self._stream)
                 await patience.pause(str(page.error))
@@ -246,9 +252,26 @@ class Reader:
                 return sorted(found)
 
 
+def _trimmed_meanwhile(entries: tuple[Entry, ...]) -> bool:
+    """A purge took records in front of its tombstone while they were read."""
+    return (
+        bool(entries)
+        and isinstance(entries[-1].record, RunPurged)
+        and entries[-1].record.n - entries[0].record.n != len(entries) - 1
+    )
+
+
 def place(stream: str, subject: str, sequence: int) -> str:
     """Where a record is, as `nats stream get` wants it."""
     return f"stream {stream}, subject {subject}, sequence {sequence}"
+
+
+def api_answer(decoder: msgspec.json.Decoder[Answer], reply: Reply) -> Answer:
+    """JetStream's answer to an API call. Raises StoreUnavailable if somebody else gave it."""
+    try:
+        return decoder.decode(reply.data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreUnavailable(f"an answer that is not JetStream's: {error}") from error
 
 
 def raise_if_gone(error: ApiError, stream: str) -> None:

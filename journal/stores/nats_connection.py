@@ -13,18 +13,17 @@ import itertools
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeAlias, cast
-from urllib.parse import urlsplit
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import nats.errors
-from msgspec import Struct
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 
 from ..errors import PermissionDenied, RunfoldError, StoreUnavailable
 from ..limits import CLOSE_WAIT_S, CONNECT_BUDGET_S, CONNECT_TRY_S, RECONNECT_WAIT_S
+from .nats_address import check_url, read_creds, without_password
+from .nats_waiting import STATUS, Denied, NoReply, Reply, Take, Waiting
 
 # A library's handler that keeps logging's last resort from printing nats-py's tracebacks to
 # stderr; what they say reaches the waiting call.
@@ -33,52 +32,6 @@ logging.getLogger("nats").addHandler(logging.NullHandler())
 # nats-py lower-cases the server's text, subject included, before error_cb sees it (2.16.0).
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription)[^"]* "([^"]+)"')
 
-STATUS = "Status"
-
-
-class Reply(Struct, frozen=True):
-    """A message: an answer to a request, or a question to a subscription."""
-
-    data: bytes
-    headers: Mapping[str, str]
-
-
-class NoReply(Struct, frozen=True):
-    """No answer. `nobody`: the server said that nobody listens to the subject."""
-
-    cause: str
-    nobody: bool = False
-
-
-class _Denied(Struct, frozen=True):
-    subject: str
-
-
-_Outcome: TypeAlias = Reply | NoReply | _Denied
-Take: TypeAlias = Callable[[Reply], bool]
-"""Takes one of several answers; True: that was the last one wanted. Must not raise."""
-
-
-class _Waiting:
-    """A request on the way. `take` stands only where several answers are wanted."""
-
-    __slots__ = ("future", "progress", "subject", "take")
-
-    def __init__(self, subject: str, future: asyncio.Future[_Outcome], take: Take | None) -> None:
-        self.subject = subject
-        self.future = future
-        self.take = take
-        self.progress = False
-
-    def answer(self, reply: Reply) -> None:
-        self.progress = True
-        if self.take is None or self.take(reply):
-            self.end(reply)
-
-    def end(self, outcome: _Outcome) -> None:
-        if not self.future.done():
-            self.future.set_result(outcome)
-
 
 class Connection:
     """Connected between `open` and `close`; reconnects for ever by itself in between.
@@ -86,19 +39,19 @@ class Connection:
     Once closed it stays closed: every call raises StoreUnavailable, the owner makes a new one.
     """
 
-    def __init__(self, url: str, *, name: str, creds: str | None = None) -> None:
+    def __init__(self, url: str, *, namespace: str, creds: str | None = None) -> None:
         self._urls = [part.strip() for part in url.split(",")]
-        self._shown = ",".join(_without_password(part) for part in self._urls)
-        self._name = name
+        self._shown = ",".join(without_password(part) for part in self._urls)
+        self._namespace = namespace
         self._creds = creds
-        self._nc = Client()
+        self._nc: Any = Client()  # partially typed; what it gives is annotated here
         self._open = False
+        self._opening = False
         self._refusals = 0
         self._up = asyncio.Event()
         self._tokens = itertools.count()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._denied: deque[str] = deque(maxlen=32)
-        # `_INBOX.` and not a prefix of our own: that is what servers' permissions name by default.
         self._inbox = ""
 
     @property
@@ -109,23 +62,26 @@ class Connection:
     @property
     def max_payload(self) -> int:
         """Of the server connected to now, which may not be the first one."""
-        return self._nc.max_payload
+        size: int = self._nc.max_payload
+        return size
 
     @property
     def server_version(self) -> str:
-        return str(cast("Any", self._nc)._server_info.get("version", ""))
+        return str(self._nc._server_info.get("version", ""))
 
     # ---- opening and closing ----------------------------------------------------------------
 
     async def open(self) -> None:
         """Connect, once to each server named. Raises StoreUnavailable, PermissionDenied."""
         for url in self._urls:
-            _check_url(url)
-        credentials = None if self._creds is None else await _read_creds(self._creds)
+            check_url(url)
+        credentials = None if self._creds is None else await read_creds(self._creds)
+        self._opening = True
         try:
             async with asyncio.timeout(CONNECT_BUDGET_S):
                 await self._connect(credentials)
         except BaseException as error:
+            self._opening = False
             await self.close()
             if isinstance(error, (OSError, nats.errors.Error)):  # TimeoutError is an OSError
                 raise self._cannot_connect(error) from error
@@ -133,26 +89,29 @@ class Connection:
 
     async def _connect(self, credentials: RawCredentials | None) -> None:
         await self._nc.connect(
-            cast("Any", self._urls),
-            name=self._name,
+            self._urls,
+            name=f"runfold {self._namespace}",
+            # Permissions may name it, and those that name nats-py's default allow it too.
+            inbox_prefix=f"_INBOX.{self._namespace}",
             user_credentials=credentials,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
             connect_timeout=CONNECT_TRY_S,
-            reconnect_time_wait=cast("int", RECONNECT_WAIT_S),
+            reconnect_time_wait=RECONNECT_WAIT_S,
             max_reconnect_attempts=-1,  # the default gives up for good after 60
             ping_interval=5,
             max_outstanding_pings=2,
-            pending_size=-1,  # else a publish made while disconnected lands after the caller gave up
+            pending_size=-1,  # else what is published while disconnected lands after a reconnect
         )
         self._inbox = self._nc.new_inbox() + "."
         await self._nc.subscribe(f"{self._inbox}*", cb=self._on_answer)
         await self._nc.flush(CONNECT_TRY_S)  # a denial of the inbox comes before its PONG
+        self.check_denied(f"{self._inbox}*")
+        self._opening = False
         self._open = True
         self._up.set()
-        self._check_denied(f"{self._inbox}*")
 
     def _cannot_connect(self, error: BaseException) -> RunfoldError:
         text = str(error) or type(error).__name__
@@ -187,11 +146,9 @@ class Connection:
     ) -> Reply | NoReply:
         """One answer. Raises PermissionDenied, and StoreUnavailable once closed for good."""
         outcome = await self._ask(subject, payload, headers, timeout_s, None)
-        if isinstance(outcome, Reply) and outcome.headers.get(STATUS) == "503":
-            if not outcome.data:
-                self._check_denied(subject)
-                return NoReply(f"nobody answers on {subject}", nobody=True)
-        return outcome
+        if isinstance(outcome, NoReply) or outcome.data or outcome.headers.get(STATUS) != "503":
+            return outcome
+        return NoReply(f"nobody answers on {subject}", nobody=True)
 
     async def collect(self, subject: str, payload: bytes, take: Take, *, idle_s: float) -> None:
         """Several answers, until `take` says enough, none came for `idle_s`, or the connection was
@@ -210,11 +167,10 @@ class Connection:
         started = loop.time()
         if not self._nc.is_connected and not await self._connected_within(timeout_s):
             return NoReply(f"not connected to {self._shown}")
-        waiting = _Waiting(subject, loop.create_future(), take)
+        left_s = timeout_s - (loop.time() - started)
+        waiting = Waiting(subject, take, first_s=left_s, idle_s=timeout_s)
         token = f"{next(self._tokens):x}"
         self._waiting[token] = waiting
-        left_s = timeout_s - (loop.time() - started)
-        timer = _Timer(loop, waiting, left_s, timeout_s)
         try:
             await self._nc.publish(subject, payload, self._inbox + token, headers)
             outcome = await waiting.future
@@ -223,9 +179,9 @@ class Connection:
         except nats.errors.OutboundBufferLimitError:  # lost since the check above
             return NoReply(f"not connected to {self._shown}")
         finally:
-            timer.cancel()
+            waiting.close()
             del self._waiting[token]
-        if isinstance(outcome, _Denied):
+        if isinstance(outcome, Denied):
             raise _denied(outcome.subject)
         return outcome
 
@@ -237,10 +193,11 @@ class Connection:
                 await self._up.wait()
         if self._nc.is_closed:
             raise self._closed()
-        return self._nc.is_connected
+        connected: bool = self._nc.is_connected
+        return connected
 
     def _closed(self) -> StoreUnavailable:
-        error: Any = cast("Any", self._nc).last_error
+        error: Exception | None = self._nc.last_error
         why = f" ({error})" if error else ""
         return StoreUnavailable(
             f"the connection to {self._shown} is closed{why}", hint="open the store again"
@@ -251,6 +208,9 @@ class Connection:
         self, subject: str, handle: Callable[[Reply], Awaitable[bytes]]
     ) -> AsyncGenerator[None, None]:
         """Answer each question on the subject with what `handle` returns. It must not raise."""
+
+        with contextlib.suppress(ValueError):
+            self._denied.remove(subject.lower())  # an old denial: permissions may have changed
 
         async def answer(message: Msg) -> None:
             data = await handle(_reply(message))
@@ -275,19 +235,18 @@ class Connection:
             waiting.answer(_reply(message))
 
     async def _on_error(self, error: Exception) -> None:
-        if not self._open:
+        if self._opening and not self._nc.is_connected:
             # nats-py would go on for ever; what is raised here comes out of its `connect`.
             self._refusals += 1
             if self._refusals >= len(self._urls):
                 raise _Refused(str(error) or type(error).__name__) from error
-            return
-        if found := _DENIED.search(str(error)):
+        elif found := _DENIED.search(str(error)):
             self._denied.append(found[1])
             for waiting in self._waiting.values():
                 if waiting.subject.lower() == found[1]:
-                    waiting.end(_Denied(waiting.subject))
+                    waiting.end(Denied(waiting.subject))
                 elif found[1].startswith(self._inbox.lower()):
-                    waiting.end(_Denied(self._inbox))
+                    waiting.end(Denied(self._inbox))
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
@@ -304,37 +263,14 @@ class Connection:
         for waiting in self._waiting.values():
             waiting.end(outcome)
 
-    def _check_denied(self, subject: str) -> None:
+    def check_denied(self, subject: str) -> None:
+        """Raises PermissionDenied if the server lately refused a subscription to the subject."""
         if subject.lower() in self._denied:
             raise _denied(subject)
 
 
 class _Refused(nats.errors.Error):
     """Raised out of error_cb while opening."""
-
-
-class _Timer:
-    """Ends a request after `first_s`; one that wants several answers after `idle_s` without any."""
-
-    __slots__ = ("_handle", "_idle_s", "_loop", "_waiting")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, waiting: _Waiting, first_s: float, idle_s: float
-    ) -> None:
-        self._loop = loop
-        self._waiting = waiting
-        self._idle_s = idle_s
-        self._handle = loop.call_later(first_s, self._due)
-
-    def _due(self) -> None:
-        if self._waiting.progress:
-            self._waiting.progress = False
-            self._handle = self._loop.call_later(self._idle_s, self._due)
-        else:
-            self._waiting.end(NoReply(f"no answer within {self._idle_s:g} s"))
-
-    def cancel(self) -> None:
-        self._handle.cancel()
 
 
 def _reply(message: Msg) -> Reply:
@@ -347,46 +283,3 @@ def _denied(subject: str) -> PermissionDenied:
         subject=subject,
         hint="docs/protocol.md lists the permissions of each role",
     )
-
-
-def _without_password(url: str) -> str:
-    scheme, found, rest = url.rpartition("://")
-    return f"{scheme}{found}{rest.rpartition('@')[2]}"
-
-
-def _check_url(url: str) -> None:
-    """nats-py takes `http://host` for a host named http, and looks it up."""
-    try:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        known = parts.scheme in ("nats", "tls", "ws", "wss") and parts.hostname and parts.port != 0
-    except ValueError:
-        known = False
-    if not known or any(char.isspace() for char in url):
-        raise StoreUnavailable(
-            f"{_without_password(url)!r} is not the address of a NATS server",
-            hint="an address looks like nats://host:4222",
-        )
-
-
-async def _read_creds(path: str) -> RawCredentials:
-    """nats-py 2.16.0 would loop for ever, on the event loop, over a file that holds no JWT; and
-    again at every reconnect: so read and checked once, here."""
-    try:
-        text = await asyncio.to_thread(Path(path).read_text, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PermissionDenied(
-            f"cannot read the credentials file {path}: {error}", subject=path
-        ) from error
-    if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
-        raise PermissionDenied(
-            f"{path} is not a NATS credentials file",
-            subject=path,
-            hint="`nsc generate creds` writes one",
-        )
-    try:
-        import nkeys  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
-    except ImportError as error:
-        raise StoreUnavailable(
-            "credentials files need the package nkeys", hint="pip install nkeys"
-        ) from error
-    return RawCredentials(text)

@@ -436,6 +436,7 @@ def test_arguments_at_the_limit_pass_and_are_counted_in_bytes():
         {"options": {"fast": True, "slow": False}},
         {"by_day": {"1": {"city": "Bern", "x": 1}}},
         {"at": [1, 2, 3]},
+        {"stops": [{"city": "Bern"}, {"city": "Rom", "x": 1}]},
     ],
 )
 def test_a_field_that_a_nested_type_would_drop_is_refused(given: dict[str, Any]):
@@ -446,6 +447,7 @@ def test_a_field_that_a_nested_type_would_drop_is_refused(given: dict[str, Any])
         options: Options | None = None,
         by_day: dict[int, Address] | None = None,
         at: Point | None = None,
+        stops: tuple[Address, ...] = (),
     ) -> None: ...
 
     assert "was not called" in message_of(pay, json.dumps(given))

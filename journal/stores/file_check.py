@@ -1,0 +1,60 @@
+"""Store: what an acknowledgement is worth in a directory (R14), for `runfold doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .safety import Finding, Level, Safety
+
+_NETWORK = ("nfs", "cifs", "smb", "9p", "sshfs", "ceph", "gluster", "afs", "vboxsf", "virtiofs")
+_VOLATILE = ("tmpfs", "ramfs")
+
+
+def inspect_directory(directory: Path, damaged: list[str]) -> Safety:
+    """Judge the file system under the directory; `damaged` are run ids whose journal is refused."""
+    kind = _file_system(directory)
+    findings: list[Finding] = []
+    if kind in _VOLATILE:
+        findings.append(
+            Finding(
+                level="degraded",
+                what=f"{directory} is on {kind}, which is memory",
+                why="every journal is gone when the machine stops",
+                fix="use a directory on a disk",
+            )
+        )
+    elif any(name in kind for name in _NETWORK) or kind == "unknown":
+        findings.append(
+            Finding(
+                level="unverified",
+                what=f"{directory} is on a file system of type {kind}",
+                why="whether its locks and its fsync hold between machines can't be seen from here",
+                fix="use a local disk, or a nats:// store for several machines",
+            )
+        )
+    levels = {finding.level for finding in findings}
+    level: Level = "safe"
+    if levels:
+        level = "degraded" if "degraded" in levels else "unverified"
+    facts = {
+        "directory": str(directory.absolute()),
+        "file_system": kind,
+        "fsync": "every record, and the directory with each new file",
+        "damaged": damaged,
+    }
+    return Safety(level=level, findings=tuple(findings), facts=facts)
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system that holds the directory, from /proc/mounts; or unknown."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    path = str(directory.absolute())
+    best = ("", "unknown")
+    for _, where, kind, *_ in mounts:
+        inside = path == where or path.startswith(where.rstrip("/") + "/")
+        if inside and len(where) >= len(best[0]):
+            best = (where, kind)
+    return best[1]

@@ -1,0 +1,1 @@
+"""The commands of `runfold`, a module for each kind of user's errand."""

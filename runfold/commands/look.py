@@ -1,0 +1,137 @@
+"""Shell: `runfold show`, `list`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from journal.errors import JournalDamaged
+from journal.escape import visible
+from journal.handle import Journal
+from journal.ids import RunId
+from journal.ids import run_id as checked_run_id
+from journal.limits import LIST_PAGE
+from journal.store import Store
+from journal.views import run_json
+
+from ..frame import UsageProblem, execute
+from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
+from ..terminal import EXIT_BY_STATUS, emit_json, note, print_run, say, timeline
+
+
+def register(app: typer.Typer) -> None:
+    app.command("show")(show)
+    app.command("list")(list_runs)
+
+
+def show(
+    id: Annotated[str, typer.Argument(help="Run id.")],
+    store: StoreOption = None,
+    namespace: NamespaceOption = "runfold",
+    creds: CredsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """A run's timeline, where it stands, and what it waits for. Changes nothing.
+
+    Exit code by status, as `run`; 0 while it is running.
+    """
+
+    async def body() -> int:
+        run = checked_run_id(id)
+        async with opened(Target(store, namespace, creds)) as opened_store:
+            loaded = await opened_store.load(run)
+            journal = await Journal.read(opened_store, run)
+            held = await opened_store.holder(run) is not None
+        if journal.fold.started is None:
+            journal.check_runnable()
+        if journal.torn:
+            note(f"{journal.torn} bytes of a torn last record are ignored: never acknowledged")
+        if json:
+            emit_json(run_json(journal.fold, held=held))
+        else:
+            for entry in loaded.entries:
+                say(timeline(entry))
+            print_run(journal.fold, held=held, store=store)
+        return EXIT_BY_STATUS[journal.fold.status(held=held)]
+
+    execute(json, body())
+
+
+def list_runs(
+    status: Annotated[str | None, typer.Option("--status", help="Only these.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Only of this agent.")] = None,
+    after: Annotated[str | None, typer.Option("--after", help="Go on after this id.")] = None,
+    limit: Annotated[int, typer.Option("--limit", help="At most so many.")] = LIST_PAGE,
+    store: StoreOption = None,
+    namespace: NamespaceOption = "runfold",
+    creds: CredsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """The runs, by id, with their status."""
+
+    async def body() -> int:
+        if status is not None and status not in EXIT_BY_STATUS:
+            raise UsageProblem(f"--status is one of {', '.join(EXIT_BY_STATUS)}")
+        if not 1 <= limit <= LIST_PAGE:
+            raise UsageProblem(f"--limit is 1 to {LIST_PAGE}")
+        start = None if after is None else checked_run_id(after)
+        async with opened(Target(store, namespace, creds)) as opened_store:
+            runs, following = await _page(opened_store, status, agent, start, limit)
+        if json:
+            emit_json({"runs": runs, "next": following})
+            return 0
+        for run in runs:
+            what = run["reason"] or run["message"] or ""
+            name = run["agent"] or "?"
+            say(
+                f"{run['run']:<24} {run['status']:<18} {name:<16} {visible(str(what))[:60]}".rstrip()
+            )
+        if following:
+            note(f"there are more: --after {following}")
+        return 0
+
+    execute(json, body())
+
+
+async def _page(
+    store: Store, status: str | None, agent: str | None, after: RunId | None, limit: int
+) -> tuple[list[dict[str, Any]], RunId | None]:
+    found: list[dict[str, Any]] = []
+    async for run in store.runs(after=after):
+        if len(found) == limit:
+            return found, RunId(found[-1]["run"])
+        shape = await _summary(store, run)
+        if shape is None or (status is not None and shape["status"] != status):
+            continue
+        if agent is None or shape["agent"] == agent:
+            found.append(shape)
+    return found, None
+
+
+async def _summary(store: Store, run: RunId) -> dict[str, Any] | None:
+    """The run object; for a damaged journal its status and reason; None for a purged run."""
+    try:
+        journal = await Journal.read(store, run)
+    except JournalDamaged as damage:
+        return _unreadable(run, "damaged", damage.message)
+    if journal.fold.started is None:
+        newer = journal.fold.newer
+        return _unreadable(run, "newer", newer) if newer is not None else None
+    return run_json(journal.fold, held=await store.holder(run) is not None)
+
+
+def _unreadable(run: RunId, status: str, reason: str) -> dict[str, Any]:
+    return {
+        "run": run,
+        "agent": None,
+        "status": status,
+        "message": None,
+        "pending": [],
+        "unknown": [],
+        "waiting_on": [],
+        "reason": reason,
+        "detail": None,
+        "records": None,
+        "model_calls": None,
+    }

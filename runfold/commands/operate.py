@@ -1,0 +1,129 @@
+"""Shell: `runfold init`, `doctor`, `bench`: setting up, and what an acknowledgement is worth."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from journal.stores.file import FileStore
+from journal.stores.provision import inspect, provision
+from journal.stores.safety import Safety
+from worker.server import EmbeddedServer
+
+from ..bench import Bench, render
+from ..frame import UsageProblem, execute
+from ..options import (
+    CredsOption,
+    JsonOption,
+    MonitorOption,
+    NamespaceOption,
+    StoreOption,
+)
+from ..store import HOME, is_url
+from ..terminal import emit_json, note, say
+
+
+def register(app: typer.Typer) -> None:
+    app.command("init")(init)
+    app.command("doctor")(doctor)
+    app.command("bench")(bench)
+
+
+def init(
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, max=5, help="Default: 3 on a cluster, 1 on one server."),
+    ] = None,
+    store: StoreOption = None,
+    namespace: NamespaceOption = "runfold",
+    creds: CredsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the journal stream on a server, once. Repeating it changes nothing.
+
+    A directory needs no init. Exit code 1 where a stream with other settings is there.
+    """
+
+    async def body() -> int:
+        if store is not None and not is_url(store):
+            raise UsageProblem("a directory needs no init", hint="init is for nats:// stores")
+        if store is None:
+            async with EmbeddedServer(HOME) as server:
+                made = await provision(server.url, namespace=namespace, replicas=replicas)
+        else:
+            made = await provision(store, namespace=namespace, replicas=replicas, creds=creds)
+        if json:
+            emit_json(made)
+        else:
+            what = "made" if made.created else "is there"
+            say(f"stream {made.stream} {what}, {made.replicas} replica(s)")
+        for difference in made.differences:
+            note(
+                f"{difference.setting} is {difference.found}, not {difference.wanted}: nothing was "
+                "changed; see `runfold doctor`"
+            )
+        return 1 if made.differences else 0
+
+    execute(json, body())
+
+
+def doctor(
+    monitor: MonitorOption = None,
+    store: StoreOption = None,
+    namespace: NamespaceOption = "runfold",
+    creds: CredsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Whether an acknowledged record can be lost here, why, and what to do about it.
+
+    Exit code: 0 safe or unverified, 1 degraded.
+    """
+
+    async def body() -> int:
+        if store is None:
+            async with EmbeddedServer(HOME) as server:
+                await provision(server.url, namespace=namespace)
+                found = await inspect(
+                    server.url, namespace=namespace, monitor_url=server.monitor_url
+                )
+        elif is_url(store):
+            found = await inspect(store, namespace=namespace, monitor_url=monitor, creds=creds)
+        else:
+            found = await FileStore(store).inspect()
+        if json:
+            emit_json(found)
+        else:
+            _print_safety(found)
+        return 1 if found.level == "degraded" else 0
+
+    execute(json, body())
+
+
+def _print_safety(found: Safety) -> None:
+    say(found.level.upper())
+    for finding in found.findings:
+        say(f"  {finding.level}: {finding.what}")
+        say(f"    why: {finding.why}")
+        say(f"    fix: {finding.fix}")
+    for name, value in found.facts.items():
+        say(f"  {name}: {msgspec.json.encode(value).decode()}")
+
+
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Under 40 s, rougher.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Durable steps beside the raw appends they stand on, on this machine, as ratios (R81)."""
+
+    async def body() -> int:
+        result: dict[str, Any] = await Bench(quick=quick, progress=note).run()
+        if json:
+            emit_json(result)
+        else:
+            for line in render(result):
+                say(line)
+        return 0
+
+    execute(json, body())

@@ -1,0 +1,107 @@
+"""Shell: the frame of every command: run it, and turn what goes wrong into one line and a code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import typer
+
+from journal.errors import RunfoldError
+from journal.escape import visible
+
+from .terminal import emit_json
+
+EXIT_BY_CODE = {
+    "invalid_id": 2,
+    "bad_payload": 2,
+    "not_encodable": 2,
+    "too_large": 2,
+    "usage": 2,
+    "indeterminate": 4,
+    "waiting": 5,
+    "cancelled": 7,
+    "run_not_found": 8,
+    "input_mismatch": 8,
+    "run_finished": 8,
+    "decision_conflict": 8,
+    "stale_signal": 8,
+    "fenced": 8,
+    "store_locked": 8,
+    "replay_mismatch": 8,
+    "not_provisioned": 9,
+    "store_unavailable": 9,
+    "permission_denied": 9,
+}
+"""R69; every other code exits with 1."""
+
+
+class UsageProblem(RunfoldError):
+    """The command line, or a file it names, is not usable."""
+
+    code = "usage"
+
+
+def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
+    """Run a command's body; its result is the exit code."""
+    _log_to_stderr()
+    try:
+        code = asyncio.run(command)
+    except RunfoldError as error:
+        code = report(error, json)
+    except ExceptionGroup as group:  # out of a task group
+        errors = _flat(group)
+        if len(errors) != 1:
+            raise
+        code = report(errors[0], json)
+    raise typer.Exit(code)
+
+
+def _flat(group: BaseException) -> list[RunfoldError]:
+    """The RunfoldErrors in a task group's failure."""
+    if isinstance(group, RunfoldError):
+        return [group]
+    inner = cast("ExceptionGroup[Exception]", group)
+    parts = inner.exceptions if isinstance(group, ExceptionGroup) else ()
+    return [error for part in parts for error in _flat(part)]
+
+
+def report(error: RunfoldError, json: bool) -> int:
+    """One line on stderr; with --json also the error object on stdout. Returns the exit code."""
+    hint = f" ({error.hint})" if error.hint else ""
+    print(f"runfold: {visible(error.message)}{visible(hint)}", file=sys.stderr)
+    if json:
+        body = {
+            "code": error.code,
+            "message": error.message,
+            "run": error.run_id,
+            "hint": error.hint,
+        }
+        emit_json({"error": body})
+    if os.environ.get("RUNFOLD_DEBUG"):
+        traceback.print_exception(error)
+    return EXIT_BY_CODE.get(error.code, 1)
+
+
+def report_bug(error: BaseException, json: bool) -> int:
+    """An exception that is no RunfoldError: still one line; RUNFOLD_DEBUG=1 shows the rest."""
+    what = f"internal error: {type(error).__name__}: {str(error)[:500]}"
+    return report(RunfoldError(what, hint="RUNFOLD_DEBUG=1 shows where; please report it"), json)
+
+
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"runfold: {visible(record.getMessage())}"
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Visible())
+    logger = logging.getLogger("runfold")
+    logger.handlers[:] = [handler]
+    logger.propagate = False

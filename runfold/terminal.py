@@ -1,0 +1,134 @@
+"""Shell: what commands print. Everything recorded passes through journal.escape (R68)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from journal.codec import Entry, tag
+from journal.escape import visible, visible_json, visible_lines
+from journal.fold import Fold
+from journal.records import (
+    Claim,
+    Commit,
+    NewerRecord,
+    Park,
+    Release,
+    RunCompleted,
+    RunStarted,
+    Signal,
+    StepCompleted,
+    StepStarted,
+    VerdictAsk,
+)
+from journal.steps import completed_value
+from journal.views import outcome, pending_calls, unknown_steps, waiting_on
+
+EXIT_BY_STATUS = {
+    "completed": 0,
+    "running": 0,
+    "awaiting_approval": 3,
+    "indeterminate": 4,
+    "waiting": 5,
+    "paused": 5,
+    "failed": 6,
+    "cancelled": 7,
+    "damaged": 1,
+    "newer": 1,
+}
+_INPUT_CHARS = 200
+
+
+def emit_json(value: Any) -> None:
+    """One JSON object on stdout, in ASCII-safe UTF-8: a pipe is no terminal, so nothing is escaped
+    beyond what JSON escapes."""
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.flush()
+
+
+def say(text: str = "") -> None:
+    """A line for people, already made visible."""
+    print(text)
+
+
+def note(text: str) -> None:
+    """A line on stderr beside the answer."""
+    print(f"runfold: {visible(text)}", file=sys.stderr)
+
+
+def print_run(fold: Fold, *, held: bool = False, store: str | None = None) -> None:
+    """Where the run stands, and what a person can do about it."""
+    assert fold.started is not None
+    run = fold.started.run
+    status = fold.status(held=held)
+    end = outcome(fold, held=held)
+    option = f" --store {store}" if store else ""
+    if status == "completed" and isinstance(fold.end, RunCompleted):
+        content = fold.end.message.get("content")
+        say(visible_lines(content) if isinstance(content, str) else visible_json(content))
+        return
+    say(f"run {run}: {status.replace('_', ' ')}")
+    if isinstance(fold.end, Commit):
+        say(f"  {visible(fold.end.reason)}: {visible(fold.end.detail)}".rstrip(": "))
+    if end is None or fold.finished:
+        for wait in waiting_on(fold, held=held):
+            say(f"  waits for {wait.what}: {visible(wait.ended_by)}")
+        return
+    for step in unknown_steps(fold):
+        say(f"  {step.step} may or may not have happened (record {step.start})")
+        say(f"    {visible(step.tool)} {visible_json(step.input)}")
+        say(f"    key {visible(step.key)}")
+        say(f"    runfold reconcile {run} {step.step} --done JSON | --retry{option}")
+    for call in pending_calls(fold):
+        say(f"  {visible(call.tool)} {visible_json(call.input)}")
+        say(f"    {visible(call.text)}")
+        say(f"    runfold approve {call.marker}{option}")
+        say(f"    runfold reject {call.marker} --reason TEXT{option}")
+
+
+def timeline(entry: Entry) -> str:
+    """One record as a line: ordinal, time, what."""
+    record = entry.record
+    time = record.at[11:23]
+    return f"{record.n:>4}  {visible(time):<12}  {_what(entry)}"
+
+
+def _what(entry: Entry) -> str:
+    match entry.record:
+        case RunStarted() as r:
+            return f"started   {visible(r.agent)} {visible_json(r.input, _INPUT_CHARS)}"
+        case StepStarted() as r:
+            permit = f" (by record {r.permit})" if r.permit else ""
+            text = f" {visible_json(r.input, _INPUT_CHARS)}" if r.kind == "tool" else ""
+            return f"start     {visible(r.step)}{text}{permit}"
+        case StepCompleted() as r:
+            return f"result    {visible(r.step)} {_result(r)}"
+        case Signal() as r:
+            what = visible(str(r.payload.get("marker") or r.payload.get("step")))
+            return f"{r.name:<9} {what} by {visible(r.by)}"
+        case RunCompleted() as r:
+            return f"completed {visible_json(r.message.get('content'), _INPUT_CHARS)}"
+        case Commit() as r:
+            return f"{r.action:<9} {visible(r.reason)} {visible(r.detail[:_INPUT_CHARS])}"
+        case Claim() as r:
+            return f"claim     {visible(r.worker)} ({r.reason})"
+        case Release() as r:
+            return f"release   {visible(r.reason)}"
+        case Park() as r:
+            return f"park      for {r.why}"
+        case NewerRecord() as r:
+            return f"newer     {visible(r.type_)}"
+        case other:
+            return tag(other)
+
+
+def _result(record: StepCompleted) -> str:
+    value, error = completed_value(record)
+    via = "" if record.via == "run" else f" (via {record.via})"
+    if error is not None:
+        return f"error {visible(error.type)}: {visible(error.message[:_INPUT_CHARS])}{via}"
+    asks = [verdict for verdict in record.verdicts if isinstance(verdict, VerdictAsk)]
+    asked = f"; asks {len(asks)} approval{'s' * (len(asks) > 1)}" if asks else ""
+    return f"{visible_json(value, _INPUT_CHARS)}{via}{asked}"
