@@ -50,7 +50,7 @@ def decide_claim(fold: Fold, answers: Sequence[Answer], *, ack_wait_s: float) ->
     """What a would-be holder does at this fold; `answers` are those about the live claim, in order.
 
     No responder twice means gone, because clients reconnect within the grace between; with an open
-    write the second ask comes after the ack wait, since nothing is gained by asking a person sooner.
+    write the second ask comes after the ack wait: nothing is gained by asking a person sooner.
     """
     assert fold.newer is None
     if fold.finished:

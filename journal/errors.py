@@ -21,7 +21,7 @@ class RunfoldError(Exception):
 
 
 class IndeterminateError(RunfoldError):
-    """A write was started and nobody knows whether it happened (R23). A person says so: reconcile."""
+    """A write was started and nobody knows whether it happened (R23). A person reconciles it."""
 
     code = "indeterminate"
 
@@ -186,7 +186,7 @@ class ConcurrentUse(RunfoldError):
 
 
 class StepFailed(RunfoldError):
-    """A model call, or a read that raised `Transient`, failed. Nothing was recorded of it (R26, R45).
+    """A model call, or a read that raised `Transient`, failed; no result was recorded (R26, R45).
 
     The run goes on from here when it is next taken up. `__cause__` is the original exception.
     """

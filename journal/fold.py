@@ -37,7 +37,7 @@ End: TypeAlias = RunCompleted | Commit
 
 
 class StepState:
-    """What the journal knows of one step: its starts, its result, what a person said of each start."""
+    """What the journal knows of one step: its starts, its result, what a person said of a start."""
 
     __slots__ = ("completed", "name", "reconciled", "starts")
 
@@ -305,7 +305,7 @@ class Fold:
         self.reply = reply
 
     def _reply(self, record: StepCompleted) -> ModelReply | None:
-        """The reply in a model step of the loop; other model steps hold any JSON, and no verdicts."""
+        """The reply in a model step of the loop; other model steps hold any JSON, no verdicts."""
         if not record.verdicts:
             return None
         try:

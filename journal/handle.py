@@ -57,6 +57,7 @@ from .stepping import Perform, do_step
 from .steps import Call, completed_value, make_call
 from .store import Appended, Loaded, Store, Unknown
 from .values import normalise
+from .views import RunState, run_state
 
 Body = TypeVar("Body", bound=Record)
 
@@ -64,7 +65,7 @@ Body = TypeVar("Body", bound=Record)
 class Journal:
     """One run's journal, opened by one task. `fold` is the state up to `tail`.
 
-    `open` owns the run (lock or claim) until `close`; `read` only looks, and appends what doors may.
+    `open` owns the run (lock or claim) until `close`; `read` only looks, and appends for doors.
     One task at a time: concurrent use raises ConcurrentUse (R46).
     """
 
@@ -94,6 +95,11 @@ class Journal:
         self._busy = False
         self._stopped = False
         self._stack = AsyncExitStack()
+
+    @property
+    def state(self) -> RunState:
+        """The run as of `tail`; only where it has started."""
+        return run_state(self.fold)
 
     # ---- opening and closing ------------------------------------------------------------------
 
@@ -279,7 +285,7 @@ class Journal:
             if time.monotonic() > deadline:
                 cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
                 raise StoreUnavailable(
-                    f"run {self.run_id}: nobody knows whether record {record.n} was stored: {cause}",
+                    f"run {self.run_id}: it is unknown whether record {record.n} was stored: {cause}",
                     run_id=self.run_id,
                     hint="run or send it again: the journal will tell",
                 )

@@ -1,4 +1,4 @@
-"""Core: what goes to a model and comes back. The shapes stand in records, so they are wire format."""
+"""Core: what goes to a model and comes back. The shapes stand in records: they are wire format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
 
 class Model(Protocol):
-    """A language model. An exception out of `reply` records nothing; the call is made again later."""
+    """A language model. An exception out of `reply` records no result; it is asked again later."""
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, preview: Preview

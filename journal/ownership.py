@@ -1,4 +1,4 @@
-"""Shell: taking a run on a shared store: ask, wait, claim (PROTOCOL 4). The decision is claims.py's."""
+"""Shell: taking a run on a shared store: ask, wait, claim (PROTOCOL 4). claims.py decides."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ AppendAnswer: TypeAlias = Appended | Conflict | Unknown
 
 
 class Loaded(Struct, frozen=True):
-    """Entries in order, and the token of the last one (0: no run). `torn`: bytes of a last line that
-    was never acknowledged and is ignored (file store)."""
+    """Entries in order, and the token of the last one (0: no run). `torn`: bytes of a last line
+    that was never acknowledged and is ignored (file store)."""
 
     entries: tuple[Entry, ...]
     tail: int
@@ -76,7 +76,7 @@ class Store(Protocol):
         ...
 
     def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
-        """Ids of all runs with a journal, purged ones too, in order of their text, after `after`."""
+        """Ids of all runs with a journal, purged ones too, in the order of their text."""
         ...
 
     async def trim(self, run_id: RunId, *, before: int) -> None:

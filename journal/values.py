@@ -19,7 +19,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def normalise(value: object, what: str) -> JSON:
-    """The value after the round trip encode, decode; raises NotEncodable naming `what`, place, type.
+    """The value after encode and decode; raises NotEncodable naming `what`, place and type.
 
     msgspec 0.23 converts silently (NaN to null, sets and bytes to lists and text, keys 1 and "1"
     into one): such values differ from their round trip, which is how they are found.
@@ -51,7 +51,7 @@ def _check_depth(value: JSON, what: str) -> None:
 
 
 def _plain(value: object, where: str, depth: int) -> JSON:
-    """The value in plain JSON types; tuples become lists, dataclasses and Structs become objects."""
+    """The value in JSON types; tuples become lists, dataclasses and Structs become objects."""
     if depth > VALUE_DEPTH_MAX:
         raise NotEncodable(f"{where[:200]} is nested deeper than {VALUE_DEPTH_MAX} levels")
     match value:
@@ -139,7 +139,7 @@ def canonical(value: JSON) -> bytes:
 
 
 def digest(*parts: str | bytes) -> str:
-    """BLAKE2b-128 over the parts, each with its length before it, so that parts can't run together."""
+    """BLAKE2b-128 over the parts, each behind its length, so that parts can't run together."""
     state = blake2b(digest_size=16)
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part

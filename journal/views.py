@@ -1,4 +1,4 @@
-"""Core: what people and programs are shown of a run: outcome, waits, JSON shapes (R6, PROTOCOL 8)."""
+"""Core: what people and programs are shown of a run: outcome, waits, JSON (R6, PROTOCOL 8)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pending(Struct, frozen=True, kw_only=True):
 
 
 class UnknownStep(Struct, frozen=True, kw_only=True):
-    """A write whose outcome nobody knows. `start`: the n of its step.started; a reconcile names it."""
+    """A write whose outcome nobody knows. `start`: the n of its start; a reconcile names it."""
 
     step: str
     start: int

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Coroutine
+from signal import SIGTERM
 from typing import Any, cast
 
 import typer
@@ -51,7 +52,10 @@ def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
     """Run a command's body; its result is the exit code."""
     _log_to_stderr()
     try:
-        code = asyncio.run(command)
+        code = asyncio.run(_until_terminated(command))
+    except asyncio.CancelledError:
+        print("runfold: terminated; the run can be taken up again", file=sys.stderr)
+        code = 128 + SIGTERM
     except RunfoldError as error:
         code = report(error, json)
     except ExceptionGroup as group:  # out of a task group
@@ -60,6 +64,14 @@ def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
             raise
         code = report(errors[0], json)
     raise typer.Exit(code)
+
+
+async def _until_terminated(command: Coroutine[Any, Any, int]) -> int:
+    """SIGTERM cancels as Ctrl-C does, so that locks, claims and servers are given up in order."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(SIGTERM, task.cancel)
+    return await command
 
 
 def _flat(group: BaseException) -> list[RunfoldError]:

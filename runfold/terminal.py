@@ -10,6 +10,7 @@ import msgspec
 from journal.codec import Entry, tag
 from journal.escape import visible, visible_json, visible_lines
 from journal.fold import Fold
+from journal.messages import Reply
 from journal.records import (
     Claim,
     Commit,
@@ -21,7 +22,9 @@ from journal.records import (
     Signal,
     StepCompleted,
     StepStarted,
+    VerdictAllow,
     VerdictAsk,
+    VerdictDeny,
 )
 from journal.steps import completed_value
 from journal.views import outcome, pending_calls, unknown_steps, waiting_on
@@ -129,6 +132,23 @@ def _result(record: StepCompleted) -> str:
     via = "" if record.via == "run" else f" (via {record.via})"
     if error is not None:
         return f"error {visible(error.type)}: {visible(error.message[:_INPUT_CHARS])}{via}"
-    asks = [verdict for verdict in record.verdicts if isinstance(verdict, VerdictAsk)]
-    asked = f"; asks {len(asks)} approval{'s' * (len(asks) > 1)}" if asks else ""
-    return f"{visible_json(value, _INPUT_CHARS)}{via}{asked}"
+    if record.verdicts:
+        return _calls(record)
+    return f"{visible_json(value, _INPUT_CHARS)}{via}"
+
+
+def _calls(record: StepCompleted) -> str:
+    """A model reply's calls with what the gate said of each."""
+    reply = msgspec.convert(record.result, Reply)
+    words: list[str] = []
+    for request, verdict in zip(reply.calls, record.verdicts, strict=True):
+        match verdict:
+            case VerdictAllow():
+                said = ""
+            case VerdictAsk():
+                said = " (asks for approval)"
+            case VerdictDeny(reason=reason):
+                said = f" (denied: {visible(reason[:_INPUT_CHARS])})"
+        arguments = visible(request.arguments[:_INPUT_CHARS])
+        words.append(f"{visible(request.name[:_INPUT_CHARS])} {arguments}{said}")
+    return f"calls {'; '.join(words)}"

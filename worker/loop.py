@@ -51,7 +51,7 @@ _TEXT_MAX = 4000
 
 async def drive(journal: Journal, agent: Agent) -> None:
     """Take the run as far as it goes. Raises IndeterminateError (an unknown write), StepFailed (a
-    model call failed; nothing of it is recorded), Fenced, ReplayMismatch, NotEncodable, TooLarge."""
+    model call failed; no result of it), Fenced, ReplayMismatch, NotEncodable, TooLarge."""
     assert journal.fold.started is not None
     messages = _first_messages(agent, journal.fold.started.input)
     bad_rounds = 0

@@ -45,8 +45,8 @@ async def run(
     claimed; a holder that is gone is waited for at most `ack_wait_s` (1 to 600), told to `on_wait`.
 
     Raises RunNotFound, InputMismatch, StoreLocked (somebody else runs it), Fenced (somebody else
-    took it over), StepFailed (a model call failed), ReplayMismatch, JournalDamaged, StoreUnavailable.
-    In each case the run can be taken up again.
+    took it over), StepFailed (a model call failed), ReplayMismatch, JournalDamaged,
+    StoreUnavailable.    In each case the run can be taken up again.
     """
     if not ACK_WAIT_MIN_S <= ack_wait_s <= ACK_WAIT_MAX_S:
         raise ValueError(f"ack_wait_s is {ACK_WAIT_MIN_S:g} to {ACK_WAIT_MAX_S:g} seconds")

@@ -28,7 +28,7 @@ _PROBE_S = 0.01
 @asynccontextmanager
 async def run_lock(path: Path, run_id: RunId) -> AsyncGenerator[None, None]:
     """Hold the lock; raises StoreLocked naming the holder, or why locking is impossible."""
-    key = path.absolute()
+    key = Path(os.path.abspath(path))  # noqa: ASYNC240  (no I/O but getcwd)
     if key in _held_here:
         raise _locked(run_id, "this process")
     _held_here.add(key)
@@ -47,7 +47,7 @@ async def run_lock(path: Path, run_id: RunId) -> AsyncGenerator[None, None]:
 
 def holder_of(path: Path) -> str | None:
     """Who holds the lock, or None. Never changes a file, works in a read-only directory."""
-    if path.absolute() in _held_here:
+    if Path(os.path.abspath(path)) in _held_here:
         return "this process"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

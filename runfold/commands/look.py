@@ -84,9 +84,8 @@ def list_runs(
         for run in runs:
             what = run["reason"] or run["message"] or ""
             name = run["agent"] or "?"
-            say(
-                f"{run['run']:<24} {run['status']:<18} {name:<16} {visible(str(what))[:60]}".rstrip()
-            )
+            shown = visible(str(what))[:60]
+            say(f"{run['run']:<24} {run['status']:<18} {name:<16} {shown}".rstrip())
         if following:
             note(f"there are more: --after {following}")
         return 0

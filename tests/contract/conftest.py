@@ -1,0 +1,131 @@
+"""Servers and stores for the contract tests: one server and one cluster a session."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from kit.proxy import Proxy
+from kit.servers import AnyServer, Cluster, NatsServer, test_server
+
+from journal.store import Store
+from journal.stores.file import FileStore
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.memory import MemoryStore
+from journal.stores.provision import provision
+
+test_server.__test__ = False
+
+T = TypeVar("T")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cluster: needs three local nats-servers (2-8 s to start)")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A store to open for one test: a kind, and where its journals are."""
+
+    kind: str
+    namespace: str
+    directory: Path
+    url: str = ""
+    replicas: int = 1
+
+
+@pytest.fixture(scope="session")
+def run_sync() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
+    """For fixtures of the session, which outlive each test's loop and bind nothing to one."""
+    loop = asyncio.new_event_loop()
+    yield loop.run_until_complete
+    loop.close()
+
+
+@pytest.fixture(scope="session")
+def any_server(tmp_path_factory: pytest.TempPathFactory, run_sync: Any) -> Iterator[AnyServer]:
+    """The server of RUNFOLD_TEST_NATS_URL, a container or a process (R75)."""
+    server = run_sync(test_server(tmp_path_factory.mktemp("r1")))
+    yield server
+    run_sync(server.stop())
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, run_sync: Any) -> Iterator[Cluster]:
+    cluster = run_sync(Cluster.start(tmp_path_factory.mktemp("r3")))
+    yield cluster
+    run_sync(cluster.stop())
+
+
+@pytest.fixture
+def namespace() -> str:
+    """One to a test: tests on one server don't meet."""
+    return f"t{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture(
+    params=["memory", "file", "jetstream", pytest.param("cluster", marks=pytest.mark.cluster)]
+)
+def backend(request: pytest.FixtureRequest, namespace: str, tmp_path: Path) -> Backend:
+    kind: str = request.param
+    match kind:
+        case "jetstream":
+            url = request.getfixturevalue("any_server").url
+            return Backend(kind, namespace, tmp_path, url)
+        case "cluster":
+            urls = request.getfixturevalue("cluster").urls
+            return Backend(kind, namespace, tmp_path, ",".join(urls), replicas=3)
+        case _:
+            return Backend(kind, namespace, tmp_path / "journals")
+
+
+@pytest.fixture
+async def store(backend: Backend) -> AsyncIterator[Store]:
+    """An empty store of each kind."""
+    match backend.kind:
+        case "memory":
+            yield MemoryStore()
+        case "file":
+            yield FileStore(backend.directory)
+        case _:
+            made = await provision(
+                backend.url, namespace=backend.namespace, replicas=backend.replicas
+            )
+            assert made.created and made.replicas == backend.replicas
+            async with JetStreamStore(backend.url, namespace=backend.namespace) as jetstream:
+                yield jetstream
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A server of the test's own, to be killed, paused, filled."""
+    server = await NatsServer.start(tmp_path / "server")
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def proxy(server: NatsServer) -> AsyncIterator[Proxy]:
+    proxy = await Proxy.start(server.url)
+    yield proxy
+    await proxy.stop()
+
+
+@pytest.fixture
+async def direct(server: NatsServer) -> AsyncIterator[JetStreamStore]:
+    """A store on the test's own server; makes the stream."""
+    await provision(server.url)
+    async with JetStreamStore(server.url) as store:
+        yield store
+
+
+@pytest.fixture
+async def proxied(direct: JetStreamStore, proxy: Proxy) -> AsyncIterator[JetStreamStore]:
+    """A store on the same stream, with the proxy between."""
+    async with JetStreamStore(proxy.url) as store:
+        yield store
