@@ -285,7 +285,7 @@ class Journal:
             if time.monotonic() > deadline:
                 cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
                 raise StoreUnavailable(
-                    f"run {self.run_id}: it is unknown whether record {record.n} was stored: {cause}",
+                    f"run {self.run_id}: whether record {record.n} was stored is unknown: {cause}",
                     run_id=self.run_id,
                     hint="run or send it again: the journal will tell",
                 )

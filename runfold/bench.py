@@ -1,14 +1,350 @@
-"""Shell: placeholder until the bench helper's file lands."""
+"""Shell: `runfold bench`: a durable step beside the raw appends it stands on, as ratios (R81, R86).
 
-from typing import Any
-from collections.abc import Callable
+Both sides run in this process, on one server, in blocks that take turns (floor, step, floor, …), so
+that what else the machine does falls on both; each block begins after a garbage collection. The
+floor is nats-py's own `request` with the expected-sequence header: the client the product stands
+on, the bytes of the product's own records, the product's own stream, and none of its code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import platform
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter, process_time
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+from nats.aio.client import Client
+
+from journal.doors import start
+from journal.handle import Journal
+from journal.store import Store
+from journal.stores.file import FileStore
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.provision import provision, stream_config
+from worker.server import EmbeddedServer
+
+RUNS = 64
+STEP_OVER_FLOOR_MAX = 1.15  # R81
+RATE_OVER_FLOOR_MIN = 0.9  # R81
+CPU_MS_PER_STEP_MAX = 0.35  # R86
+APPENDS_PER_STEP = 2  # its start and its result
+
+Numbers: TypeAlias = dict[str, float]
+Op: TypeAlias = Callable[[], Awaitable[object]]
+
+
+class Block(Struct, frozen=True):
+    """What a stretch of one side took: each operation's time, the wall's, this process's CPU."""
+
+    each_s: list[float]
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def appends_s(self) -> float:
+        return APPENDS_PER_STEP * len(self.each_s) / self.wall_s
+
+    @property
+    def cpu_ms(self) -> float:
+        return 1000 * self.cpu_s / len(self.each_s)
+
+
+class Sides(Struct, frozen=True):
+    """The blocks of both sides, in their order: one more of the floor's, so that each of the
+    product's stands between two."""
+
+    floor: list[Block]
+    product: list[Block]
+
+    def spread(self, of: Callable[[Block], float]) -> Numbers:
+        """The lowest and highest ratio of a product block to the floor blocks around it."""
+        ratios = [
+            2 * of(block) / (of(before) + of(after))
+            for before, block, after in zip(self.floor, self.product, self.floor[1:], strict=False)
+        ]
+        return {"ratio_low": min(ratios), "ratio_high": max(ratios)}
 
 
 class Bench:
-    def __init__(self, *, quick: bool, progress: Callable[[str], None]) -> None: ...
+    """One whole measurement. It brings its own servers, in a directory that it removes."""
+
+    def __init__(self, *, quick: bool, progress: Callable[[str], None]) -> None:
+        self._quick = quick
+        self._progress = progress
+        self._rounds = 5 if quick else 12
+        self._block_s = 0.45 if quick else 1.2
+        self._server_version = ""
+
     async def run(self) -> dict[str, Any]:
-        return {}
+        """The result, as `--json` prints it."""
+        started = perf_counter()
+        with tempfile.TemporaryDirectory(prefix="runfold-bench-") as name:
+            folder = Path(name)
+            safe = await self._on_server(folder / "fsync", fsync=True)
+            unsafe = await self._on_server(folder / "no-fsync", fsync=False)
+            file_store = await self._on_files(folder / "files")
+            machine = {
+                "cpus": os.cpu_count() or 1,
+                "python": platform.python_version(),
+                "nats_server": self._server_version,
+                "file_system": _file_system(folder),
+                "system": platform.platform(terse=True),
+            }
+        return {
+            "command": "runfold bench --quick" if self._quick else "runfold bench",
+            "quick": self._quick,
+            "seconds": round(perf_counter() - started, 1),
+            "machine": machine,
+            **safe,
+            "no_fsync": unsafe,
+            "file_store": file_store,
+        }
+
+    async def _on_server(self, data: Path, *, fsync: bool) -> dict[str, Numbers]:
+        how = "fsync on" if fsync else "fsync off"
+        async with EmbeddedServer(data, fsync=fsync) as server:
+            await provision(server.url, replicas=1)
+            async with JetStreamStore(server.url) as store, _raw_client(server.url) as nc:
+                self._server_version = str(nc.connected_server_version)
+                payloads = await _payloads(store)
+                one = await self._beside(how, store, [_RawLoop(nc, "one", payloads).pair])
+                loops = [_RawLoop(nc, f"many-{i}", payloads).pair for i in range(RUNS)]
+                many = await self._beside(how, store, loops)
+        return {"one_run": _latency(one), f"runs_{RUNS}": _rate(many)}
+
+    async def _on_files(self, folder: Path) -> Numbers:
+        store = FileStore(folder)
+        loop = _RawFile(folder / "floor", await _payloads(store))
+        try:
+            return _latency(await self._beside("file store", store, [loop.pair]))
+        finally:
+            loop.close()
+
+    async def _beside(self, how: str, store: Store, floor: Sequence[Op]) -> Sides:
+        """Measure the floor's loops beside as many runs on the store."""
+        async with AsyncExitStack() as stack:
+            opened = [await _open_run(store, stack) for _ in floor]
+            steps = [_StepLoop(journal).step for journal in opened]
+            for warm in (floor, steps):
+                await _block(warm, self._block_s / 2)
+            sides = Sides([], [])
+            for number in range(self._rounds):
+                self._progress(f"{how}, {len(floor)} at once: {number + 1} of {self._rounds}")
+                sides.floor.append(await _block(floor, self._block_s))
+                sides.product.append(await _block(steps, self._block_s))
+            sides.floor.append(await _block(floor, self._block_s))
+        return sides
+
+
+async def _block(loops: Sequence[Op], seconds: float) -> Block:
+    """Each loop over and over for so many seconds, all at once."""
+    gc.collect()
+    each_s: list[float] = []
+    cpu, begun = process_time(), perf_counter()
+
+    async def repeat(op: Op) -> None:
+        now = perf_counter()
+        while not each_s or now - begun < seconds:
+            await op()
+            before, now = now, perf_counter()
+            each_s.append(now - before)
+
+    async with asyncio.TaskGroup() as group:
+        for op in loops:
+            group.create_task(repeat(op))
+    return Block(each_s, perf_counter() - begun, process_time() - cpu)
+
+
+# ---- the product's side -------------------------------------------------------------------------
+
+
+async def _open_run(store: Store, stack: AsyncExitStack) -> Journal:
+    started = await start(store, "bench", None)
+    return await stack.enter_async_context(
+        await Journal.open(store, started.run_id, is_write=lambda tool: False)
+    )
+
+
+class _StepLoop:
+    """Durable no-op steps of one run."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._count = 0
+
+    async def step(self) -> None:
+        self._count += 1
+        await self._journal.run_step(f"step/{self._count}", "tool", _nothing, tool="noop")
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _payloads(store: Store) -> tuple[bytes, bytes]:
+    """The stored bytes of a step's two records."""
+    async with AsyncExitStack() as stack:
+        journal = await _open_run(store, stack)
+        before = journal.tail
+        await _StepLoop(journal).step()
+        begun, completed = (await store.load(journal.run_id, after=before)).entries
+    return begun.raw, completed.raw
+
+
+# ---- the floor's side ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _raw_client(url: str) -> AsyncGenerator[Any]:
+    nc: Any = Client()  # nats-py is partially typed
+    await nc.connect(url, ping_interval=5, max_outstanding_pings=2, pending_size=-1)
+    try:
+        yield nc
+    finally:
+        await nc.close()
+
+
+class _RawLoop:
+    """Appends on one subject of the journal stream, each expecting the one before."""
+
+    def __init__(self, nc: Any, name: str, payloads: tuple[bytes, bytes]) -> None:
+        (subjects,) = stream_config("runfold", 1)["subjects"]
+        self._nc = nc
+        self._subject = subjects.replace("*", f"floor-{name}")
+        self._payloads = payloads
+        self._last = 0
+
+    async def pair(self) -> None:
+        for payload in self._payloads:
+            expected = {"Nats-Expected-Last-Subject-Sequence": str(self._last)}
+            answer = await self._nc.request(self._subject, payload, timeout=10, headers=expected)
+            self._last = json.loads(answer.data)["seq"]
+
+
+class _RawFile:
+    """Lines at the end of one file, each written and synced."""
+
+    def __init__(self, path: Path, payloads: tuple[bytes, bytes]) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._lines = [payload + b"\n" for payload in payloads]
+
+    async def pair(self) -> None:
+        for line in self._lines:
+            os.write(self._fd, line)
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+# ---- what comes out -----------------------------------------------------------------------------
+
+
+def _latency(sides: Sides) -> Numbers:
+    floor = [s for block in sides.floor for s in block.each_s]
+    product = [s for block in sides.product for s in block.each_s]
+    return _rounded(
+        {
+            "step_over_floor": median(product) / median(floor),
+            **sides.spread(lambda block: median(block.each_s)),
+            "floor_ms": 1000 * median(floor),
+            "floor_p99_ms": 1000 * _p99(floor),
+            "step_ms": 1000 * median(product),
+            "step_p99_ms": 1000 * _p99(product),
+        }
+    )
+
+
+def _rate(sides: Sides) -> Numbers:
+    floor = median(block.appends_s for block in sides.floor)
+    product = median(block.appends_s for block in sides.product)
+    return _rounded(
+        {
+            "rate_over_floor": product / floor,
+            **sides.spread(lambda block: block.appends_s),
+            "floor_appends_s": floor,
+            "product_appends_s": product,
+            "cpu_ms_per_step": median(block.cpu_ms for block in sides.product),
+            "cpu_ms_per_floor_pair": median(block.cpu_ms for block in sides.floor),
+        }
+    )
+
+
+def _p99(values: list[float]) -> float:
+    return quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
+
+
+def _rounded(numbers: Numbers) -> Numbers:
+    return {name: float(f"{number:.4g}") for name, number in numbers.items()}
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that holds the folder; `unknown` where /proc does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    holding = [(len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at)]
+    return max(holding)[1] if holding else "unknown"
 
 
 def render(result: dict[str, Any]) -> list[str]:
-    return []
+    """The result as a small table for people."""
+    machine = result["machine"]
+    lines = [
+        f"{'':<46}{'measured':>10}{'target':>10}  beside the floor",
+        *_rows(result, "fsync on"),
+        *_rows(result["no_fsync"], "fsync off"),
+    ]
+    files = result["file_store"]
+    lines += [
+        _row("file store, one run: step over floor", files["step_over_floor"], "", _times(files)),
+        f"{machine['cpus']} CPUs, Python {machine['python']}, nats-server "
+        f"{machine['nats_server']}, {machine['file_system']}; {result['seconds']:.0f} s",
+    ]
+    if machine["file_system"] in ("tmpfs", "ramfs"):
+        lines.append("This was memory, where fsync costs nothing: name a disk's folder in TMPDIR.")
+    return lines
+
+
+def _rows(found: dict[str, Any], how: str) -> list[str]:
+    one, many = found["one_run"], found[f"runs_{RUNS}"]
+    rates = f"{many['product_appends_s']:.0f} and {many['floor_appends_s']:.0f} appends/s"
+    cpu = f"floor {many['cpu_ms_per_floor_pair']:.2f}"
+    return [
+        _row(
+            f"{how}, one run: step over floor",
+            one["step_over_floor"],
+            f"≤ {STEP_OVER_FLOOR_MAX}",
+            _times(one),
+        ),
+        _row(
+            f"{how}, {RUNS} runs: rate over floor",
+            many["rate_over_floor"],
+            f"≥ {RATE_OVER_FLOOR_MIN}",
+            rates,
+        ),
+        _row(
+            f"{how}, {RUNS} runs: CPU ms a step",
+            many["cpu_ms_per_step"],
+            f"≤ {CPU_MS_PER_STEP_MAX}",
+            cpu,
+        ),
+    ]
+
+
+def _row(what: str, measured: float, target: str, beside: str) -> str:
+    return f"{what:<46}{measured:>10.2f}{target:>10}  {beside}"
+
+
+def _times(found: Numbers) -> str:
+    return f"{found['step_ms']:.2f} and {found['floor_ms']:.2f} ms"

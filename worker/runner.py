@@ -46,7 +46,7 @@ async def run(
 
     Raises RunNotFound, InputMismatch, StoreLocked (somebody else runs it), Fenced (somebody else
     took it over), StepFailed (a model call failed), ReplayMismatch, JournalDamaged,
-    StoreUnavailable.    In each case the run can be taken up again.
+    StoreUnavailable. In each case the run can be taken up again.
     """
     if not ACK_WAIT_MIN_S <= ack_wait_s <= ACK_WAIT_MAX_S:
         raise ValueError(f"ack_wait_s is {ACK_WAIT_MIN_S:g} to {ACK_WAIT_MAX_S:g} seconds")
