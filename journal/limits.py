@@ -68,6 +68,9 @@ CONNECT_BUDGET_S = 10.0
 RECONNECT_WAIT_S = 0.2
 """Below HOLDER_GRACE_S: between two asks a connected holder is back (PROTOCOL 4)."""
 
+PING_INTERVAL_S = 5.0
+"""Two pings without an answer: a frozen server is left after 15 s."""
+
 CLOSE_WAIT_S = 2.0
 """A frozen server must not keep a process from ending."""
 

@@ -17,12 +17,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client, RawCredentials
+from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
 from ..errors import PermissionDenied, RunfoldError, StoreUnavailable
-from ..limits import CLOSE_WAIT_S, CONNECT_BUDGET_S, CONNECT_TRY_S, RECONNECT_WAIT_S
+from ..limits import CONNECT_BUDGET_S, CONNECT_TRY_S, PING_INTERVAL_S, RECONNECT_WAIT_S
 from .nats_address import check_url, read_creds, without_password
+from .nats_client import Client
 from .nats_waiting import STATUS, Denied, NoReply, Reply, Take, Waiting
 
 # A library's handler that keeps logging's last resort from printing nats-py's tracebacks to
@@ -101,7 +102,7 @@ class Connection:
             connect_timeout=CONNECT_TRY_S,
             reconnect_time_wait=RECONNECT_WAIT_S,
             max_reconnect_attempts=-1,  # the default gives up for good after 60
-            ping_interval=5,
+            ping_interval=PING_INTERVAL_S,
             max_outstanding_pings=2,
             pending_size=-1,  # else what is published while disconnected lands after a reconnect
         )
@@ -129,9 +130,7 @@ class Connection:
     async def close(self) -> None:
         """Idempotent. What still waits gets NoReply."""
         self._open = False
-        with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
-            async with asyncio.timeout(CLOSE_WAIT_S):
-                await self._nc.close()
+        await self._nc.close()
         self._end_all(NoReply("the connection was closed"))
 
     # ---- asking -----------------------------------------------------------------------------
@@ -250,6 +249,7 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
+        self._nc.forget_unsent()
         self._end_all(NoReply(f"the connection to {self._shown} was lost"))
 
     async def _on_reconnected(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 import msgspec
@@ -153,7 +154,7 @@ async def inspect(
         if address.strip():
             try:
                 servers.append(await asyncio.to_thread(_read_varz, address.strip()))
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
+            except (OSError, ValueError, HTTPException, msgspec.MsgspecError) as error:
                 unread.append(f"{address.strip()}: {error}")
     return assess(
         namespace,
@@ -259,7 +260,7 @@ _varz = msgspec.json.Decoder(_Varz)
 
 
 def _read_varz(address: str) -> ServerFacts:
-    """From a thread: it blocks. Raises OSError, ValueError, MsgspecError."""
+    """From a thread: it blocks. Raises OSError, ValueError, HTTPException, MsgspecError."""
     url = f"{address.rstrip('/')}/varz"
     with urllib.request.urlopen(url, timeout=MONITOR_TRY_S) as answer:
         varz = _varz.decode(answer.read())

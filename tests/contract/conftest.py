@@ -14,6 +14,7 @@ from kit.proxy import Proxy
 from kit.servers import AnyServer, Cluster, NatsServer, test_server
 
 from journal.store import Store
+from journal.stores import jetstream, jetstream_read
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.memory import MemoryStore
@@ -99,6 +100,15 @@ async def store(backend: Backend) -> AsyncIterator[Store]:
             assert made.created and made.replicas == backend.replicas
             async with JetStreamStore(backend.url, namespace=backend.namespace) as jetstream:
                 yield jetstream
+
+
+@pytest.fixture
+def short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less patience, where a test waits for it to end."""
+    monkeypatch.setattr(jetstream, "APPEND_TRY_S", 0.3)
+    monkeypatch.setattr(jetstream, "ASK_TRY_S", 0.3)
+    monkeypatch.setattr(jetstream_read, "READ_TRY_S", 0.3)
+    monkeypatch.setattr(jetstream_read, "READ_BUDGET_S", 0.6)
 
 
 @pytest.fixture

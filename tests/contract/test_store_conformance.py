@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kit.records import Chain
+from kit.records import Chain, raws
 
 from journal.codec import Entry, decode, record_hash
 from journal.errors import StoreLocked, TooLarge
@@ -47,10 +47,6 @@ async def append_settled(store: Store, run_id: RunId, entry: Entry, expected: in
             assert new[0].raw == entry.raw, f"lost to another writer: {answer}"
             return new[0].position
         assert isinstance(answer, Unknown), f"{answer}, but nothing new"
-
-
-def raws(loaded: Loaded) -> list[bytes]:
-    return [entry.raw for entry in loaded.entries]
 
 
 async def test_what_was_appended_is_loaded_byte_for_byte(store: Store) -> None:

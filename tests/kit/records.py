@@ -18,6 +18,7 @@ from journal.records import (
     StepCompleted,
     StepStarted,
 )
+from journal.store import Appended, Loaded, Store
 
 AT = "2026-01-02T03:04:05.678Z"
 
@@ -93,3 +94,25 @@ class Chain:
             start = len(made) % 2 == 0
             made.append(self.step_started(name) if start else self.step_completed(name))
         return made
+
+
+def journal_of(records: int, run_id: str = "run-1") -> Chain:
+    """A started run with steps."""
+    chain = Chain(run_id)
+    chain.started()
+    chain.steps(records - 1)
+    return chain
+
+
+async def fill(store: Store, chain: Chain) -> int:
+    """Append the whole chain to an empty run, where nothing disturbs it; the last token."""
+    tail = 0
+    for entry in chain.entries:
+        answer = await store.append(chain.run_id, entry, expected=tail)
+        assert isinstance(answer, Appended), answer
+        tail = answer.tail
+    return tail
+
+
+def raws(loaded: Loaded) -> list[bytes]:
+    return [entry.raw for entry in loaded.entries]

@@ -1,0 +1,249 @@
+"""R20-R26, R42: what becomes of a step. Each row is a situation after a crash, readable as it is.
+
+recorded   how the start in the journal was marked: safe (twice is harmless) or unsafe
+declared   how the code declares the call today
+journal    what the journal holds of the step
+person     what a person said of its last start
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit.build import Log, claimed, done, error_of, result_of, retry, start_of, started
+
+from journal.records import StepCompleted, StepStarted
+from journal.steps import (
+    Ask,
+    Call,
+    Mismatch,
+    Reuse,
+    Run,
+    Settle,
+    StepDecision,
+    Wait,
+    completed_value,
+    decide_step,
+    make_call,
+    step_key,
+)
+
+STEP = "tool/1/0/pay"
+INPUT = {"amount": 10}
+START, SIGNAL = 3, 4
+RESULT = "paid"
+
+
+def wanted(*, unsafe: bool, permit: int = 0, **changes: Any) -> Call:
+    fields: dict[str, Any] = {"step": STEP, "kind": "tool", "tool": "pay", "input": INPUT}
+    return make_call(**(fields | changes), unsafe=unsafe, permit=permit)
+
+
+KEY = step_key("a1", wanted(unsafe=True))
+
+
+def begun(*, unsafe: bool, permit: int = 0, key: str = KEY) -> StepStarted:
+    return start_of(STEP, "pay", INPUT, unsafe=unsafe, permit=permit, key=key)
+
+
+def journal(recorded: str, held: str, person: str) -> Log:
+    log = Log(started(), claimed("gone"))
+    if held != "none":
+        assert log.add(begun(unsafe=recorded == "unsafe")) == START
+    if person != "nothing":
+        said = {"done": done(STEP, START, RESULT), "retry": retry(STEP, START)}[person]
+        assert log.add(said) == SIGNAL
+    if held == "completed":
+        log.add(result_of(STEP, RESULT))
+    return log
+
+
+def word(decision: StepDecision) -> str:
+    match decision:
+        case Reuse(completed):
+            assert completed.result == RESULT
+            return "use the result"
+        case Settle(result, by):
+            assert (result, by) == (RESULT, SIGNAL)
+            return "record the person's result"
+        case Run(permit, key):
+            assert key == KEY
+            return "call" if permit == 0 else f"call by permit {permit}"
+        case Ask(start):
+            assert start.n == START
+            return "ask a person"
+        case Wait(start):
+            assert start.n == START
+            return "wait for the earlier call"
+        case Mismatch():
+            return "refuse"
+
+
+#   recorded  declared   journal      person     decision
+TABLE = """
+    -         safe       none         nothing    call
+    -         unsafe     none         nothing    call
+
+    safe      safe       started      nothing    call
+    safe      unsafe     started      nothing    ask a person
+    unsafe    safe       started      nothing    ask a person
+    unsafe    unsafe     started      nothing    ask a person
+
+    safe      safe       completed    nothing    use the result
+    safe      unsafe     completed    nothing    use the result
+    unsafe    safe       completed    nothing    use the result
+    unsafe    unsafe     completed    nothing    use the result
+
+    unsafe    unsafe     started      done       record the person's result
+    unsafe    safe       started      done       record the person's result
+    unsafe    unsafe     completed    done       use the result
+    unsafe    unsafe     completed    retry      use the result
+
+    unsafe    unsafe     started      retry      wait for the earlier call
+    unsafe    safe       started      retry      wait for the earlier call
+"""
+ROWS = [tuple(line.split(None, 4)) for line in TABLE.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(("recorded", "declared", "held", "person", "decision"), ROWS)
+def test_a_step_after_a_crash(recorded: str, declared: str, held: str, person: str, decision: str):
+    log = journal(recorded, held, person)
+    assert word(decide_step(log.fold, wanted(unsafe=declared == "unsafe"))) == decision
+
+
+#   person     earlier call is over   this process attempted it   decision
+MEMORY = """
+    nothing    no                     no                          ask a person
+    nothing    yes                    no                          ask a person
+    nothing    yes                    yes                         ask a person
+    retry      no                     no                          wait for the earlier call
+    retry      yes                    no                          call by permit 4
+    retry      no                     yes                         ask a person
+    retry      yes                    yes                         ask a person
+    done       no                     no                          record the person's result
+    done       yes                    yes                         ask a person
+"""
+MEMORY_ROWS = [tuple(line.split(None, 3)) for line in MEMORY.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(("person", "over", "attempted", "decision"), MEMORY_ROWS)
+def test_an_unknown_write_runs_again_only_by_permit_when_it_is_over_and_not_in_this_process(
+    person: str, over: str, attempted: str, decision: str
+):
+    fold = journal("unsafe", "started", person).fold
+    mine = frozenset({START}) if attempted == "yes" else frozenset[int]()
+    decided = decide_step(fold, wanted(unsafe=True), attempted=mine, earlier_over=over == "yes")
+    assert word(decided) == decision
+
+
+def test_a_permit_covers_only_the_start_it_names():
+    """A crash in the retried write is unknown again (R22)."""
+    log = journal("unsafe", "started", "retry")
+    log.add(begun(unsafe=True, permit=SIGNAL))
+    decided = decide_step(log.fold, wanted(unsafe=True), earlier_over=True)
+    assert isinstance(decided, Ask)
+    assert decided.start.n == 5
+
+
+def test_a_second_permit_runs_it_once_more():
+    log = journal("unsafe", "started", "retry")
+    second = log.add(begun(unsafe=True, permit=SIGNAL))
+    again = log.add(retry(STEP, second, "r2"))
+    assert decide_step(log.fold, wanted(unsafe=True), earlier_over=True) == Run(again, KEY)
+
+
+def test_what_this_process_attempted_earlier_says_nothing_of_a_later_start():
+    log = journal("unsafe", "started", "retry")
+    second = log.add(begun(unsafe=True, permit=SIGNAL))
+    log.add(done(STEP, second, RESULT, "r2"))
+    decided = decide_step(log.fold, wanted(unsafe=True), attempted={START})
+    assert isinstance(decided, Settle)
+
+
+def test_the_first_start_takes_the_approval_as_its_permit():
+    assert decide_step(Log(started()).fold, wanted(unsafe=True, permit=2)) == Run(2, KEY)
+
+
+def test_a_read_that_is_called_again_keeps_its_key_and_permit():
+    """R28: a call matched to an earlier intent keeps that intent's key."""
+    log = Log(started(), begun(unsafe=False, permit=1, key="a key of older code"))
+    assert decide_step(log.fold, wanted(unsafe=False)) == Run(1, "a key of older code")
+
+
+def test_a_permitted_retry_uses_the_key_of_its_first_start():
+    log = Log(started(), begun(unsafe=True, key="a key of older code"))
+    permit = log.add(retry(STEP, 2))
+    decided = decide_step(log.fold, wanted(unsafe=True), earlier_over=True)
+    assert decided == Run(permit, "a key of older code")
+
+
+def test_a_recorded_error_is_a_result():
+    log = Log(started(), begun(unsafe=True), error_of(STEP, "tool_error", "declined"))
+    decided = decide_step(log.fold, wanted(unsafe=True))
+    assert isinstance(decided, Reuse)
+    value, error = completed_value(decided.completed)
+    assert value is None
+    assert error is not None and (error.type, error.message) == ("tool_error", "declined")
+
+
+def test_a_recorded_null_is_a_result():
+    log = Log(started(), begun(unsafe=True), result_of(STEP, None))
+    decided = decide_step(log.fold, wanted(unsafe=True))
+    assert isinstance(decided, Reuse)
+    assert completed_value(decided.completed) == (None, None)
+
+
+CHANGES = {
+    "another tool": {"tool": "refund"},
+    "other input": {"input": {"amount": 11}},
+    "input of another type": {"input": {"amount": 10.0}},
+    "another kind": {"kind": "model"},
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("held", ["started", "completed"])
+@pytest.mark.parametrize("person", ["nothing", "done", "retry"])
+def test_another_call_at_a_recorded_position_is_refused_naming_both(
+    case: str, held: str, person: str
+):
+    fold = journal("unsafe", held, person).fold
+    decided = decide_step(fold, wanted(unsafe=True, **CHANGES[case]), earlier_over=True)
+    assert isinstance(decided, Mismatch)
+    assert decided.recorded == 'tool pay {"amount":10}'
+    assert decided.attempted != decided.recorded
+
+
+def test_a_refused_step_has_no_call_to_differ_from():
+    log = Log(started(), error_of(STEP, via="refused"))
+    assert isinstance(decide_step(log.fold, wanted(unsafe=True)), Reuse)
+
+
+def test_a_mismatch_shows_long_inputs_cut():
+    log = Log(started(), start_of(STEP, "pay", "x" * 10_000))
+    decided = decide_step(log.fold, wanted(unsafe=True))
+    assert isinstance(decided, Mismatch)
+    assert len(decided.recorded) < 250
+
+
+def test_a_key_ends_in_the_calls_digest_and_differs_by_run_and_step():
+    """R28: two different calls never share a key."""
+    call = wanted(unsafe=True)
+    assert f"a1:{STEP}:{call.digest[:16]}" == KEY
+    others = [
+        step_key("a2", call),
+        step_key("a1", wanted(unsafe=True, step="tool/1/1/pay")),
+        step_key("a1", wanted(unsafe=True, input={"amount": 11})),
+        step_key("a1", wanted(unsafe=True, tool="refund")),
+    ]
+    assert len({KEY, *others}) == 5
+
+
+def test_the_timeout_and_the_permit_are_no_part_of_what_a_call_is():
+    one = make_call(STEP, "tool", "pay", INPUT, unsafe=True, permit=3, timeout_s=1)
+    assert one.digest == wanted(unsafe=False).digest
+
+
+def test_completed_value_tells_result_from_error():
+    assert completed_value(StepCompleted(step=STEP, result=[1])) == ([1], None)

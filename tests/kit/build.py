@@ -1,0 +1,324 @@
+"""Builders for the core tests: an honest journal record by record, a store that fails on demand.
+
+`Log` is what honest writers would have left; `FaultyStore` is a MemoryStore whose appends lose
+their acknowledgement, land late or meet somebody else's record: one fault each, told beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from journal.claims import Answer
+from journal.codec import Entry, decode, seal
+from journal.fold import Fold, call_step
+from journal.handle import Journal
+from journal.ids import RunId
+from journal.messages import JSON, Reply, ToolRequest
+from journal.records import (
+    HOLDER_RECORDS,
+    Claim,
+    Commit,
+    Park,
+    Record,
+    Release,
+    RunCompleted,
+    RunStarted,
+    Signal,
+    StepCompleted,
+    StepError,
+    StepStarted,
+    Verdict,
+    VerdictAllow,
+    VerdictAsk,
+    VerdictDeny,
+)
+from journal.steps import input_digest, make_call, step_key
+from journal.store import AppendAnswer, Loaded, Unknown
+from journal.stores.memory import MemoryStore
+from journal.values import canonical, normalise
+
+RUN = RunId("a1")
+AGENT = "helpdesk"
+AT = "2026-01-02T03:04:05.678Z"
+NONCE = "0123456789ab"
+ALLOW = VerdictAllow()
+
+
+# ---- bodies -----------------------------------------------------------------------------------
+
+
+def started(input: JSON = "VPN is down", *, run: str = RUN, agent: str = AGENT) -> RunStarted:
+    digest = input_digest(agent, input)
+    return RunStarted(run=run, agent=agent, revision="1", input=input, digest=digest)
+
+
+def claimed(worker: str = "w1") -> Claim:
+    return Claim(worker=worker, revision="1", reason="new")
+
+
+def start_of(
+    step: str,
+    tool: str = "pay",
+    input: JSON = None,
+    *,
+    unsafe: bool = True,
+    permit: int = 0,
+    key: str = "",
+) -> StepStarted:
+    """The start of a tool step; its digest and key are those of the call."""
+    call = make_call(step, "tool", tool, input, unsafe=unsafe)
+    return StepStarted(
+        step=step,
+        kind="tool",
+        tool=tool,
+        input=input,
+        digest=call.digest,
+        replay="unsafe" if unsafe else "safe",
+        key=key or step_key(RUN, call),
+        permit=permit,
+    )
+
+
+def model_start(n: int = 1) -> StepStarted:
+    call = make_call(f"llm/{n}", "model", "", None, unsafe=False)
+    key = step_key(RUN, call)
+    return StepStarted(step=call.step, kind="model", digest=call.digest, replay="safe", key=key)
+
+
+def result_of(step: str, result: JSON = "ok", **fields: Any) -> StepCompleted:
+    return StepCompleted(step=step, result=result, **fields)
+
+
+def error_of(step: str, type: str = "denied", message: str = "no", **fields: Any) -> StepCompleted:
+    return StepCompleted(step=step, error=StepError(type=type, message=message), **fields)
+
+
+def request(tool: str, arguments: Mapping[str, JSON] | str | None = None, id: str = "") -> Any:
+    """A tool call as a model makes it; text as `arguments` is taken as it is."""
+    text = arguments if isinstance(arguments, str) else canonical(dict(arguments or {})).decode()
+    return ToolRequest(id=id or f"id-{tool}-{text}", name=tool, arguments=text)
+
+
+def asks(*requests: ToolRequest, text: str = "") -> Reply:
+    return Reply(text=text, calls=requests, finish="tool_calls")
+
+
+def reply_of(n: int, reply: Reply, *verdicts: Verdict) -> StepCompleted:
+    result = normalise(msgspec.to_builtins(reply), "the reply")
+    return StepCompleted(step=f"llm/{n}", result=result, verdicts=verdicts)
+
+
+def asking(n: int, index: int, tool: str, digest: str = "0123456789abcdef") -> VerdictAsk:
+    """The verdict "ask a person" with a marker of that place."""
+    return VerdictAsk(marker=f"{RUN}/{call_step(n, index, tool)}@1.{digest}", text="Pay?")
+
+
+def denying(type: str = "denied", reason: str = "not here") -> VerdictDeny:
+    return VerdictDeny(type=type, reason=reason)
+
+
+def approved(marker: str, request_id: str = "r-approve") -> Signal:
+    return Signal(name="approve", request_id=request_id, payload={"marker": marker})
+
+
+def rejected(marker: str, reason: str = "no", request_id: str = "r-reject") -> Signal:
+    payload = {"marker": marker, "reason": reason}
+    return Signal(name="reject", request_id=request_id, payload=payload)
+
+
+def done(step: str, start: int, result: JSON = "D", request_id: str = "r-done") -> Signal:
+    payload = {"step": step, "outcome": "done", "result": result, "start": start}
+    return Signal(name="reconcile", request_id=request_id, payload=payload)
+
+
+def retry(step: str, start: int, request_id: str = "r-retry") -> Signal:
+    payload = {"step": step, "outcome": "retry", "start": start}
+    return Signal(name="reconcile", request_id=request_id, payload=payload)
+
+
+def answered(text: str = "Done.") -> RunCompleted:
+    return RunCompleted(message={"role": "assistant", "content": text})
+
+
+def failed(reason: str = "iterations") -> Commit:
+    return Commit(action="fail", reason=reason)
+
+
+def parked(why: Literal["approval", "reconcile"] = "approval") -> Park:
+    return Park(why=why)
+
+
+def released() -> Release:
+    return Release(reason="stopped")
+
+
+# ---- a journal --------------------------------------------------------------------------------
+
+
+class Log:
+    """An honest journal: each record is sealed at the tail, under the live claim, and folded."""
+
+    def __init__(self, *bodies: Record) -> None:
+        self.fold = Fold()
+        self.entries: list[Entry] = []
+        for body in bodies:
+            self.add(body)
+
+    def add(self, body: Record, *, nonce: str = NONCE, by: str = "test") -> int:
+        """Append the body; its ordinal."""
+        entry = self.sealed(body, nonce=nonce, by=by)
+        self.fold.apply(entry)
+        self.entries.append(entry)
+        return entry.record.n
+
+    def sealed(
+        self, body: Record, *, nonce: str = NONCE, by: str = "test", claim: int | None = None
+    ) -> Entry:
+        """The body as the next record, not appended."""
+        n = self.fold.n + 1
+        live = self.fold.claim.n if self.fold.claim else 0
+        if claim is None:
+            claim = live if isinstance(body, HOLDER_RECORDS) else 0
+        record, raw = seal(
+            body, n=n, id=f"{nonce}-{n}", at=AT, by=by, prev=self.fold.head, claim=claim
+        )
+        return Entry(record, raw, position=n)
+
+    def raw(self, text: bytes) -> Entry:
+        """Bytes that some other version wrote, as an entry."""
+        return Entry(decode(text), text, position=self.fold.n + 1)
+
+    async def store(self, store: MemoryStore | None = None) -> MemoryStore:
+        """A store that holds this journal as run a1."""
+        store = store or MemoryStore()
+        for position, entry in enumerate(self.entries):
+            await store.append(RUN, entry, expected=position)
+        return store
+
+
+async def types_of(store: MemoryStore, run: str = RUN) -> list[str]:
+    """The types of the run's records, in order."""
+    return [entry.type for entry in (await store.load(RunId(run))).entries]
+
+
+async def folded(store: MemoryStore, run: str = RUN) -> Fold:
+    """The fold of what the store holds; raises Damage where that is not an honest journal."""
+    fold = Fold()
+    for entry in (await MemoryStore.load(store, RunId(run))).entries:
+        fold.apply(entry)
+    return fold
+
+
+async def write_as_door(store: MemoryStore, body: Record, run: str = RUN) -> None:
+    """Append the body at the store's tail, as somebody else than the holder under test."""
+    door = await Journal.read(PlainView(store), run, by="door")
+    assert await door.append(lambda fold: body) is not None
+
+
+# ---- stores that fail -------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process dies here: nothing of it runs on, not even an `except Exception`."""
+
+
+Fault: TypeAlias = (
+    Literal[
+        "ack lost",  # stored, the acknowledgement never came
+        "lost",  # never stored, no acknowledgement
+        "lands in the read-back",  # stored as the writer begins to read back
+        "lands before the next append",  # stored between the read-back and the next append
+        "killed before",  # the process dies before the store has it
+        "killed after",  # the process dies after the store has it
+    ]
+    | Callable[[], Awaitable[None]]  # happens first; then the append goes on as usual
+)
+
+
+class FaultyStore(MemoryStore):
+    """A MemoryStore with `faults[k]` at its k-th append (from 1), and with `shared` to choose.
+
+    `stale_reads` is how many of the next loads see nothing new. `answers` says what asking a worker
+    answers, `asked` who was asked.
+    """
+
+    def __init__(self, faults: Mapping[int, Fault] | None = None, *, shared: bool = False) -> None:
+        super().__init__()
+        self.shared = shared
+        self.faults = dict(faults or {})
+        self.every: Fault | None = None
+        self.appends = 0
+        self.stale_reads = 0
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[str] = []
+        self._late: tuple[str, RunId, Entry, int] | None = None
+
+    async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
+        await self._land("lands before the next append")
+        self.appends += 1
+        fault = self.faults.pop(self.appends, self.every)
+        if callable(fault):
+            await fault()
+            fault = None
+        match fault:
+            case None:
+                return await super().append(run_id, entry, expected=expected)
+            case "killed before":
+                raise Killed
+            case "ack lost" | "killed after":
+                answer = await super().append(run_id, entry, expected=expected)
+                if fault == "killed after":
+                    raise Killed
+                return Unknown(f"no acknowledgement, though {answer}")
+            case "lost":
+                return Unknown("no acknowledgement")
+            case late:
+                self._late = (late, run_id, entry, expected)
+                return Unknown("no acknowledgement yet")
+
+    async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
+        if self.stale_reads:
+            self.stale_reads -= 1
+            return Loaded((), after)
+        await self._land("lands in the read-back")
+        return await super().load(run_id, after=after)
+
+    async def ask(self, worker: str, run_id: RunId, claim: int) -> Answer:
+        self.asked.append(worker)
+        return self.answers.get(worker, "nobody")
+
+    async def _land(self, when: str) -> None:
+        if self._late is not None and self._late[0] == when:
+            _, run_id, entry, expected = self._late
+            self._late = None
+            await super().append(run_id, entry, expected=expected)
+
+
+class PlainView(MemoryStore):
+    """Another process's way to the same journals: none of the faults are its own."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
+        self.shared = store.shared
+        self._journals = store._journals
+
+
+class VirtualTime:
+    """Stands for `asyncio` and `time` in a module under test: waiting only moves a clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.on_sleep: list[Callable[[], Awaitable[None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+        for hook in self.on_sleep:
+            await hook()
