@@ -37,9 +37,7 @@ async def measure(options: argparse.Namespace) -> tuple[cProfile.Profile, int]:
             ):
                 if options.floor:
                     payloads = await bench._payloads(store)
-                    loops = [
-                        bench._RawLoop(nc, f"{i}", payloads).pair for i in range(bench.RUNS)
-                    ]
+                    loops = [bench._RawLoop(nc, f"{i}", payloads).pair for i in range(bench.RUNS)]
                 else:
                     loops = [
                         bench._StepLoop(await bench._open_run(store, stack)).step

@@ -114,15 +114,25 @@ class ReplayMismatch(RunfoldError):
 
 
 class JournalDamaged(RunfoldError):
-    """The journal does not chain, or holds what no writer writes (R11, R13). Nothing runs on it."""
+    """The journal does not chain, or holds what no writer writes (R11, R13). Nothing runs on it.
+
+    `where` is the place; `good` the entries read before it, for looking at.
+    """
 
     code = "journal_damaged"
 
     def __init__(
-        self, message: str, *, where: str, run_id: str | None = None, hint: str = ""
+        self,
+        message: str,
+        *,
+        where: str,
+        run_id: str | None = None,
+        hint: str = "",
+        good: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(message, run_id=run_id, hint=hint)
         self.where = where
+        self.good = good
 
 
 class NewerVersion(RunfoldError):

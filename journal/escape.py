@@ -15,7 +15,8 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # invisible fillers
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f"  # zero width, separators, bidirectional
-    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffc\ud800-\udfff"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # shorthand and musical formatting
     "\U000e0000-\U000e0fff]"  # tags and variation selectors
 )
 

@@ -317,7 +317,6 @@ class Fold:
         return reply
 
     def _signal(self, record: Signal) -> None:
-        self.requests[record.request_id] = record
         match record.name:
             case "approve" | "reject":
                 self.decisions.setdefault(str(record.payload.get("marker")), record)
@@ -329,6 +328,7 @@ class Fold:
                 step.reconciled.setdefault(start, record)
             case other:
                 assert_never(other)
+        self.requests.setdefault(record.request_id, record)
 
 
 def call_step(reply: str | int, index: int, tool: str) -> str:

@@ -50,6 +50,7 @@ from .records import (
     Record,
     Release,
     RunCompleted,
+    RunStarted,
     Status,
     StepCompleted,
 )
@@ -210,6 +211,7 @@ class Journal:
         fresh = self.fold.n == 0
         for index, entry in enumerate(loaded.entries):
             try:
+                self._check_id(entry.record)
                 self.fold.apply(entry)
             except Damage as damage:
                 at = self.store.where(self.run_id, index if fresh else self.fold.n, entry)
@@ -218,6 +220,7 @@ class Journal:
                     where=at,
                     run_id=self.run_id,
                     hint="nothing was executed; restore the journal from a backup or export",
+                    good=loaded.entries[:index],
                 ) from damage
             self.tail = entry.position
             if entry.record.id == record_id:
@@ -233,6 +236,10 @@ class Journal:
                 hint="this process stopped the run; the other one goes on with it",
             )
         return landed
+
+    def _check_id(self, record: Record) -> None:
+        if isinstance(record, RunStarted) and record.run != self.run_id:
+            raise Damage(f"it is the journal of run {record.run}")
 
     # ---- appending ----------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ def normalise(value: object, what: str) -> JSON:
 
 def _check_depth(value: JSON, what: str) -> None:
     level: list[JSON] = [value]
-    for _ in range(VALUE_DEPTH_MAX):
+    for _ in range(VALUE_DEPTH_MAX + 1):
         below: list[JSON] = []
         for item in level:
             if isinstance(item, dict):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
@@ -38,6 +39,7 @@ from .run_lock import holder_of, run_lock
 from .safety import Safety
 
 SUFFIX = ".jsonl"
+log = logging.getLogger("runfold")
 T = TypeVar("T")
 
 
@@ -157,6 +159,7 @@ class FileStore:
                     where=f"{path}{line_number} offset {start}",
                     run_id=run_id,
                     hint="nothing was executed or changed; restore the file from a backup",
+                    good=tuple(entries),
                 ) from damage
         return Loaded(tuple(entries), offset, torn=len(torn))
 
@@ -173,7 +176,12 @@ class FileStore:
                     behind = os.pread(fd, size - expected, expected)
                     if b"\n" in behind.lstrip(b"\n"):
                         return Conflict()  # somebody's whole line
-                    os.ftruncate(fd, expected)  # a torn tail: never acknowledged
+                    os.ftruncate(fd, expected)
+                    log.warning(
+                        "run %s: %d bytes of a torn last record were cut off: never acknowledged",
+                        run_id,
+                        size - expected,
+                    )
                 _write_line(fd, raw, expected)
                 if expected == 0:
                     _sync_directory(self.directory)

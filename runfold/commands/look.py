@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from journal.codec import Entry
 from journal.errors import JournalDamaged
 from journal.escape import visible
 from journal.handle import Journal
@@ -39,23 +41,33 @@ def show(
 
     async def body() -> int:
         run = checked_run_id(id)
-        async with opened(Target(store, namespace, creds)) as opened_store:
-            loaded = await opened_store.load(run)
-            journal = await Journal.read(opened_store, run)
-            held = await opened_store.holder(run) is not None
+        try:
+            async with opened(Target(store, namespace, creds)) as opened_store:
+                loaded = await opened_store.load(run)
+                journal = await Journal.read(opened_store, run)
+                held = await opened_store.holder(run) is not None
+        except JournalDamaged as damage:
+            _print_timeline(damage.good, json)
+            raise
         if journal.fold.started is None:
+            _print_timeline(loaded.entries, json)
             journal.check_runnable()
         if journal.torn:
             note(f"{journal.torn} bytes of a torn last record are ignored: never acknowledged")
+        _print_timeline(loaded.entries, json)
         if json:
             emit_json(run_json(journal.fold, held=held))
         else:
-            for entry in loaded.entries:
-                say(timeline(entry))
             print_run(journal.fold, held=held, store=store)
         return EXIT_BY_STATUS[journal.fold.status(held=held)]
 
     execute(json, body())
+
+
+def _print_timeline(entries: Sequence[Entry], json: bool) -> None:
+    if not json:
+        for entry in entries:
+            say(timeline(entry))
 
 
 def list_runs(

@@ -83,8 +83,6 @@ def run_command(
 
 
 def _print(journal: Journal, end: object, json: bool, store: str | None) -> int:
-    if journal.torn:
-        note(f"run {journal.run_id}: {journal.torn} bytes of a torn record were dropped")
     shape: dict[str, Any] = run_json(journal.fold)
     if isinstance(end, Waiting):
         shape["status"] = "waiting"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,17 @@ async def run_pay(
 
 
 async def decide(
-    store: str, run_id: str, name: str, payload: dict[str, Any], namespace: str = "runfold"
+    store: str,
+    run_id: str,
+    name: str,
+    payload: dict[str, Any],
+    namespace: str = "runfold",
+    barrier: str = "",
 ) -> dict[str, Any]:
-    """A signal, as somebody else's process sends it."""
+    """A signal, as somebody else's process sends it; once the file `barrier` is there."""
     async with open_store(store, namespace=namespace) as opened:
+        while barrier and not Path(barrier).exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.001)
         try:
             receipt = await signal(opened, run_id, name, payload, by="child")
         except RunfoldError as error:

@@ -65,16 +65,20 @@ def place(request: pytest.FixtureRequest, world: World, namespace: str, run_sync
 
 
 @pytest.fixture(params=["memory", "file", "jetstream"])
-async def store(
-    request: pytest.FixtureRequest, world: World, namespace: str
-) -> AsyncIterator[Store]:
-    match request.param:
-        case "memory":
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A kind of store and its server; not async, so that the server starts outside any loop."""
+    server = request.getfixturevalue("nats").url if request.param == "jetstream" else ""
+    return request.param, server
+
+
+@pytest.fixture
+async def store(kind: tuple[str, str], world: World, namespace: str) -> AsyncIterator[Store]:
+    match kind:
+        case "memory", _:
             yield MemoryStore()
-        case "file":
+        case "file", _:
             yield FileStore(world.runs)
-        case _:
-            server: NatsServer = request.getfixturevalue("nats")
-            await provision(server.url, namespace=namespace)
-            async with JetStreamStore(server.url, namespace=namespace) as jetstream:
+        case _, url:
+            await provision(url, namespace=namespace)
+            async with JetStreamStore(url, namespace=namespace) as jetstream:
                 yield jetstream

@@ -44,11 +44,15 @@ class Model:
         self.script = ScriptedModel(*replies, ledger=ledger)
         self.at = at
 
+    @property
+    def requests(self) -> list[Sequence[Message]]:
+        return self.script.requests
+
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, preview: Any
     ) -> Reply:
         found = await self.script.reply(messages, tools, preview=preview)
-        n = len(self.script.requests[-1]) and sum(m.role == "assistant" for m in messages) + 1
+        n = sum(message.role == "assistant" for message in messages) + 1
         if self.at == f"model:{n}":
             die()
         if self.at == f"fail:{n}":
@@ -56,9 +60,16 @@ class Model:
         return found
 
 
-def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "1") -> Agent:
+class PayAgent(Agent):
+    """With its model as what it is: tests look at the requests."""
+
+    model: Model
+
+
+def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "1") -> PayAgent:
     """Everything of the agent lies in `home`. `at` is where something goes wrong: `tool:before`,
-    `tool:after` (around charge's effect), `model:N`, `fail:N`; `tool:hold` waits for a file `go`."""
+    `tool:after` (around charge's effect; there also `tool:raise`, and `tool:hold`, which waits for
+    a file `go`), `model:N`, `fail:N`."""
     ledger = Ledger(home / "ledger")
 
     @read
@@ -74,12 +85,14 @@ def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "
         ledger.add(this.run_id, this.step, {"amount": amount, "to": to})
         if at == "tool:after":
             die()
+        if at == "tool:raise":
+            raise OSError("the line broke after the charge was sent")
         while at == "tool:hold" and not (home / "go").exists():
             time.sleep(0.005)
         return RECEIPT
 
     model = Model(SCRIPTS[script], home / "asked", at)
-    return Agent("pay", model=model, tools=[lookup, charge], revision=revision)
+    return PayAgent("pay", model=model, tools=[lookup, charge], revision=revision)
 
 
 agent = (

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from cases.pay import build
+from cases.pay import PayAgent, build
 from cases.zygote import Done
 from kit.ledger import Ledger
 
@@ -22,7 +22,6 @@ from journal.ids import RunId
 from journal.store import Store
 from journal.stores.file import FileStore
 from runfold.cli import main
-from worker.agent import Agent
 
 PAY = f"{Path(__file__).with_name('pay.py')}:agent"
 TERMINAL = ("run.completed", "commit", "run.purged")
@@ -36,7 +35,7 @@ class World:
         self.runs = home / "runs"
         self.ledger = Ledger(home / "ledger")
 
-    def agent(self, script: str = "charge", at: str = "", revision: str = "1") -> Agent:
+    def agent(self, script: str = "charge", at: str = "", revision: str = "1") -> PayAgent:
         return build(self.home, script=script, at=at, revision=revision)
 
     def store(self) -> FileStore:

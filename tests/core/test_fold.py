@@ -287,9 +287,6 @@ def test_verdicts_on_what_is_no_reply_are_damage():
     refuse(log, log.sealed(body), "verdicts on no reply")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: the request id of the refused signal stays in the fold"
-)
 @pytest.mark.parametrize("signal", [retry(READ, 3), retry(PAY, 2), done("llm/9", 2)])
 def test_a_reconcile_of_a_start_that_is_not_there_is_damage(signal: Record):
     log = Log(*asked())
