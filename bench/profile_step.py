@@ -1,4 +1,4 @@
-"""Where a durable step's CPU goes: 64 runs at once under cProfile, shares by package, top functions.
+"""Where a durable step's CPU goes: 64 runs at once under cProfile, by module and by function.
 
 usage: python bench/profile_step.py [--fsync] [--floor] [--seconds 4] [--top 30]
 

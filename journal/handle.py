@@ -345,7 +345,11 @@ class Journal:
         """
         unsafe = kind == "tool" and self.is_write(tool or name)
         call = make_call(
-            name, kind, tool or "", normalise(input, f"the input of {name}"), unsafe=unsafe
+            ids.step_name(name),
+            kind,
+            tool or "",
+            normalise(input, f"the input of {name}"),
+            unsafe=unsafe,
         )
 
         async def perform(start: object) -> StepCompleted:

@@ -15,7 +15,10 @@ Marker = NewType("Marker", str)
 _RUN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{RUN_ID_CHARS_MAX - 1}}}", re.ASCII)
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{NAME_CHARS_MAX - 1}}}", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
-_MARKER = re.compile(r"([^/]+)/([^@]+)@([1-9][0-9]{0,5})\.([0-9a-f]{16})", re.ASCII)
+_STEP = re.compile(r"[A-Za-z0-9_.?/-]{1,200}", re.ASCII)
+_MARKER = re.compile(
+    rf"({_RUN_ID.pattern})/({_STEP.pattern})@([1-9][0-9]{{0,5}})\.([0-9a-f]{{16}})", re.ASCII
+)
 _RESERVED = frozenset(
     ["con", "prn", "aux", "nul", *(f"{d}{i}" for d in ("com", "lpt") for i in range(1, 10))]
 )
@@ -54,6 +57,16 @@ def name(value: str, what: str) -> str:
             f"{shown(value)} is not a name for {what}",
             hint=f"a name is 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ . - and starts with a letter, "
             "digit or _",
+        )
+    return value
+
+
+def step_name(value: str) -> str:
+    """The value as a step's name; raises InvalidId. It stands in keys, markers and messages."""
+    if _STEP.fullmatch(value) is None:
+        raise InvalidId(
+            f"{shown(value)} is not a step's name",
+            hint="a step's name is 1 to 200 of A-Z a-z 0-9 _ . ? / -",
         )
     return value
 
@@ -117,7 +130,7 @@ def marker(run: RunId, step: str, attempt: int, digest: str) -> Marker:
 def marker_run(value: str) -> RunId:
     """The run a marker belongs to; raises InvalidId when it is no marker."""
     found = _MARKER.fullmatch(value)
-    if found is None or not valid_run_id(found[1]):
+    if found is None:
         raise InvalidId(
             f"{shown(value)} is not a marker",
             hint="a marker looks like run/tool/2/0/create_ticket@1.0123456789abcdef; "

@@ -21,6 +21,7 @@ from .errors import (
     RunFinished,
     StaleSignal,
 )
+from .escape import visible
 from .fold import Fold, StepState
 from .limits import SIGNAL_BYTES_MAX
 from .messages import JSON
@@ -97,14 +98,20 @@ def parse_signal(name: str, payload: AnySignal | Mapping[str, Any] | bytes | str
             raise BadPayload(f"the payload of {name} is not a JSON object")
         found = msgspec.convert(value, shape)
     except BadJSON as error:
-        raise BadPayload(f"the payload of {name} is not JSON: {error}") from error
+        raise BadPayload(f"the payload of {name} is not JSON: {_short(error)}") from error
     except NotEncodable as error:
-        raise BadPayload(f"the payload of {name} is not JSON: {error.message}") from error
+        raise BadPayload(f"the payload of {name} is not JSON: {_short(error)}") from error
     except msgspec.ValidationError as error:
-        raise BadPayload(f"the payload of {name} is wrong: {error}") from error
+        raise BadPayload(f"the payload of {name} is wrong: {_short(error)}") from error
     if isinstance(found, Reconcile):
         _check_reconcile(found)
     return found
+
+
+def _short(error: Exception) -> str:
+    """What parsers say, without all that they quote."""
+    text = visible(str(error)[:300])
+    return text[:300]
 
 
 def _parsed(payload: AnySignal | Mapping[str, Any] | bytes | str) -> JSON:
@@ -140,12 +147,12 @@ def decide_signal(fold: Fold, signal: AnySignal, request_id: str, *, held: bool)
     run = fold.started.run
     earlier = fold.requests.get(request_id)
     if earlier is not None:
-        return _repeat(earlier, _body(signal, request_id, _start_of(fold, signal)), run)
+        return _repeat(earlier, signal, run)
     if fold.finished:
         raise RunFinished(f"run {run} is {fold.status()}: it takes no more signals", run_id=run)
     match signal:
         case Approve() | Reject():
-            return _decide_marker(fold, signal, request_id, run)
+            return _decide_marker(fold, signal, request_id, run, held)
         case Reconcile():
             return _decide_reconcile(fold, signal, request_id, run, held)
         case other:
@@ -169,18 +176,22 @@ def _start_of(fold: Fold, signal: AnySignal) -> int | None:
     return signal.start
 
 
-def _repeat(earlier: SignalRecord, body: SignalRecord, run: str) -> Repeated:
+def _repeat(earlier: SignalRecord, signal: AnySignal, run: str) -> Repeated:
+    start = None
+    if isinstance(signal, Reconcile):  # left out, it is the start that was meant the first time
+        start = signal.start if signal.start is not None else earlier.payload.get("start")
+    body = _body(signal, earlier.request_id, start)
     if (earlier.name, earlier.payload) == (body.name, body.payload):
         return Repeated(earlier.n)
     raise DecisionConflict(
-        f"request id {body.request_id} was used for another signal, record {earlier.n}",
+        f"request id {earlier.request_id} was used for another signal, record {earlier.n}",
         winner=earlier.n,
         run_id=run,
     )
 
 
 def _decide_marker(
-    fold: Fold, signal: Approve | Reject, request_id: str, run: str
+    fold: Fold, signal: Approve | Reject, request_id: str, run: str, held: bool
 ) -> SignalDecision:
     try:
         of_run = ids.marker_run(signal.marker)
@@ -194,7 +205,7 @@ def _decide_marker(
     pending = {verdict.marker for _, verdict in fold.pending()}
     if signal.marker in pending:
         return Append(_body(signal, request_id), kept=False)
-    if _was_asked(fold, signal.marker) or fold.status() != "running":
+    if _was_asked(fold, signal.marker) or fold.status(held=held) != "running":
         raise _stale_marker(signal.marker, pending, run)
     return Append(_body(signal, request_id), kept=True)
 

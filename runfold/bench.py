@@ -15,7 +15,7 @@ import os
 import platform
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter, process_time
@@ -41,19 +41,11 @@ Op: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class Block(Struct, frozen=True):
-    """What a stretch of one side took: each operation's time, the wall's, this process's CPU."""
+    """A stretch of one side: the time of each operation, the rate, this process's CPU for one."""
 
     each_s: list[float]
-    wall_s: float
-    cpu_s: float
-
-    @property
-    def appends_s(self) -> float:
-        return APPENDS_PER_STEP * len(self.each_s) / self.wall_s
-
-    @property
-    def cpu_ms(self) -> float:
-        return 1000 * self.cpu_s / len(self.each_s)
+    appends_s: float
+    cpu_ms: float
 
 
 class Sides(Struct, frozen=True):
@@ -62,13 +54,13 @@ class Sides(Struct, frozen=True):
     floor: list[Block]
     product: list[Block]
 
-    def spread(self, of: Callable[[Block], float]) -> Numbers:
-        """The lowest and highest ratio of a product block to the floor blocks around it."""
-        ratios = [
-            2 * of(block) / (of(before) + of(after))
-            for before, block, after in zip(self.floor, self.product, self.floor[1:], strict=False)
+    def ratios(self, name: str, of: Callable[[Block], float]) -> Numbers:
+        """Each product block over the two floor blocks around it: the median, lowest, highest."""
+        found = [
+            2 * of(block) / (of(self.floor[i]) + of(self.floor[i + 1]))
+            for i, block in enumerate(self.product)
         ]
-        return {"ratio_low": min(ratios), "ratio_high": max(ratios)}
+        return {name: median(found), "ratio_low": min(found), "ratio_high": max(found)}
 
 
 class Bench:
@@ -77,8 +69,8 @@ class Bench:
     def __init__(self, *, quick: bool, progress: Callable[[str], None]) -> None:
         self._quick = quick
         self._progress = progress
-        # Short blocks: the two sides must meet the same mood of a busy machine.
-        self._rounds, self._block_s = (6, 0.3) if quick else (20, 0.8)
+        # Many short blocks: both sides must meet the same moods of a busy machine.
+        self._rounds, self._block_s = (6, 0.3) if quick else (20, 0.6)
         self._server_version = ""
 
     async def run(self) -> dict[str, Any]:
@@ -120,11 +112,8 @@ class Bench:
 
     async def _on_files(self, folder: Path) -> Numbers:
         store = FileStore(folder)
-        loop = _RawFile(folder / "floor", await _payloads(store))
-        try:
+        with closing(_RawFile(folder / "floor", await _payloads(store))) as loop:
             return _latency(await self._beside("file store", store, [loop.pair]))
-        finally:
-            loop.close()
 
     async def _beside(self, how: str, store: Store, floor: Sequence[Op]) -> Sides:
         """Measure the floor's loops beside as many runs on the store."""
@@ -158,10 +147,8 @@ async def _block(loops: Sequence[Op], seconds: float) -> Block:
     async with asyncio.TaskGroup() as group:
         for op in loops:
             group.create_task(repeat(op))
-    return Block(each_s, perf_counter() - begun, process_time() - cpu)
-
-
-# ---- the product's side -------------------------------------------------------------------------
+    wall_s, cpu_s, count = perf_counter() - begun, process_time() - cpu, len(each_s)
+    return Block(each_s, APPENDS_PER_STEP * count / wall_s, 1000 * cpu_s / count)
 
 
 async def _open_run(store: Store, stack: AsyncExitStack) -> Journal:
@@ -195,9 +182,6 @@ async def _payloads(store: Store) -> tuple[bytes, bytes]:
         await _StepLoop(journal).step()
         begun, completed = (await store.load(journal.run_id, after=before)).entries
     return begun.raw, completed.raw
-
-
-# ---- the floor's side ---------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -246,15 +230,11 @@ class _RawFile:
         os.close(self._fd)
 
 
-# ---- what comes out -----------------------------------------------------------------------------
-
-
 def _latency(sides: Sides) -> Numbers:
     floor = [s for block in sides.floor for s in block.each_s]
     product = [s for block in sides.product for s in block.each_s]
     return _rounded(
-        step_over_floor=median(product) / median(floor),
-        **sides.spread(lambda block: median(block.each_s)),
+        **sides.ratios("step_over_floor", lambda block: median(block.each_s)),
         floor_ms=1000 * median(floor),
         floor_p99_ms=1000 * _p99(floor),
         step_ms=1000 * median(product),
@@ -263,13 +243,10 @@ def _latency(sides: Sides) -> Numbers:
 
 
 def _rate(sides: Sides) -> Numbers:
-    floor = median(block.appends_s for block in sides.floor)
-    product = median(block.appends_s for block in sides.product)
     return _rounded(
-        rate_over_floor=product / floor,
-        **sides.spread(lambda block: block.appends_s),
-        floor_appends_s=floor,
-        product_appends_s=product,
+        **sides.ratios("rate_over_floor", lambda block: block.appends_s),
+        floor_appends_s=median(block.appends_s for block in sides.floor),
+        product_appends_s=median(block.appends_s for block in sides.product),
         cpu_ms_per_step=median(block.cpu_ms for block in sides.product),
         cpu_ms_per_floor_pair=median(block.cpu_ms for block in sides.floor),
     )
@@ -285,11 +262,10 @@ def _rounded(**numbers: float) -> Numbers:
 
 def _file_system(folder: Path) -> str:
     """The type of the file system that holds the folder; `unknown` where /proc does not say."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return "unknown"
-    holding = [(len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at)]
+    mounts = Path("/proc/mounts")
+    listed = mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []
+    found = [line.split()[1:3] for line in listed]
+    holding = [(len(at), kind) for at, kind in found if folder.resolve().is_relative_to(at)]
     return max(holding)[1] if holding else "unknown"
 
 

@@ -140,7 +140,7 @@ def load_agent(where: str) -> Agent:
         module = _module(source)
     except RunfoldError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         raise UsageProblem(f"{shown(source)} can't be loaded: {what}") from error
     found = getattr(module, attribute, None)

@@ -68,8 +68,8 @@ class PayAgent(Agent):
 
 def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "1") -> PayAgent:
     """Everything of the agent lies in `home`. `at` is where something goes wrong: `tool:before`,
-    `tool:after` (around charge's effect; there also `tool:raise`, and `tool:hold`, which waits for
-    a file `go`), `model:N`, `fail:N`."""
+    `tool:after` (around charge's effect; there also `tool:raise`; `tool:hold`, which waits for
+    a file `go`; `tool:fork`, which leaves a child behind, its pid in a file `forked`), `model:N`, `fail:N`."""
     ledger = Ledger(home / "ledger")
 
     @read
@@ -85,9 +85,12 @@ def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "
         ledger.add(this.run_id, this.step, {"amount": amount, "to": to})
         if at == "tool:after":
             die()
+        if at == "tool:fork" and (pid := os.fork()):
+            (home / "forked").write_text(str(pid))
+            die()
         if at == "tool:raise":
             raise OSError("the line broke after the charge was sent")
-        while at == "tool:hold" and not (home / "go").exists():
+        while at in ("tool:hold", "tool:fork") and not (home / "go").exists():
             time.sleep(0.005)
         return RECEIPT
 

@@ -109,24 +109,25 @@ async def test_ur12_approve_before_the_run_waits(store: Store, world: World) -> 
 def test_ur12_approve_and_run_at_the_same_time(world: World, zygote: Zygote) -> None:
     """UR-12: 20 runs, each started and approved by two processes at once: an approve that was
     taken is enough; one that was not said that there is no such run."""
-    kept = 0
-    for number in range(20):
-        run_id = f"r{number}"
-        marker = _marker(world, run_id)
-        args = ["approve", marker, "--store", str(world.runs), "--json"]
-        runner = zygote.cli(*world.run_args(run_id, input="pay"), env=world.env("gated"))
-        approve = zygote.cli(*args).wait()
-        first = runner.wait().code
+    markers = {f"r{number}": _marker(world, f"r{number}") for number in range(20)}
+    where = ["--store", str(world.runs), "--json"]
+    pairs = {
+        run_id: (
+            zygote.cli(*world.run_args(run_id, input="pay"), env=world.env("gated")),
+            zygote.cli("approve", marker, *where),
+        )
+        for run_id, marker in markers.items()
+    }
+    for run_id, (runner, approver) in pairs.items():
+        first, approve = runner.wait(), approver.wait()
         if approve.code == 0:
-            kept += 1
+            assert first.code in (0, 3)
             assert world.run(run_id, script="gated").code == 0
-            assert len(world.ledger.lines(run_id)) == 1
         else:
             assert approve.json["error"]["code"] == "run_not_found"
-            assert first == 3
-            assert not world.ledger.lines(run_id)
+            assert first.code == 3
+        assert len(world.ledger.lines(run_id)) == (approve.code == 0)
         world.check(run_id)
-    assert kept < 20 or len(world.ledger.lines()) == 20
 
 
 def _marker(world: World, run_id: str) -> str:

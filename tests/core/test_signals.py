@@ -226,7 +226,6 @@ QUOTED: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: what msgspec and the parser quote is not cut")
 @pytest.mark.parametrize("case", QUOTED)
 def test_the_reason_is_bounded_whatever_the_payload_holds(case: str):
     with pytest.raises(BadPayload) as raised:
@@ -234,7 +233,6 @@ def test_the_reason_is_bounded_whatever_the_payload_holds(case: str):
     assert len(raised.value.message) < 1000
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the marker stands in the message as it is")
 @pytest.mark.parametrize("step", ["x" * 60_000, "\x1b[2J", "a\u202eb", "a\nb"])
 def test_a_refused_marker_is_shown_escaped_and_cut(step: str):
     with pytest.raises(RunfoldError) as raised:
@@ -346,7 +344,6 @@ def test_a_decision_whose_call_is_not_there_yet_is_kept_while_the_run_is_running
     assert M1 in log.fold.decisions
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: `held` is not looked at: the run counts as waiting")
 @pytest.mark.parametrize(
     "records",
     [[started(), start_of("tool/1/1/mail")], [*WAITING, model_start(2)], WAITING],
@@ -502,9 +499,6 @@ def test_a_repeated_request_gets_the_first_answer_again(case: str, when: str):
     assert decide(log, signal, "r1") == Repeated(first)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: without `start` the repeat is taken for another signal"
-)
 def test_a_repeated_retry_gets_the_first_answer_again_once_the_retry_has_started():
     log = Log(*UNKNOWN)
     first = say(log, RETRY, "r1")

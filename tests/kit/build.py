@@ -14,7 +14,6 @@ import msgspec
 from journal.claims import Answer
 from journal.codec import Entry, decode, seal
 from journal.fold import Fold, call_step
-from journal.handle import Journal
 from journal.ids import RunId
 from journal.messages import JSON, Reply, ToolRequest
 from journal.records import (
@@ -36,7 +35,7 @@ from journal.records import (
     VerdictDeny,
 )
 from journal.steps import input_digest, make_call, step_key
-from journal.store import AppendAnswer, Loaded, Unknown
+from journal.store import AppendAnswer, Appended, Loaded, Unknown
 from journal.stores.memory import MemoryStore
 from journal.values import canonical, normalise
 
@@ -212,10 +211,16 @@ async def folded(store: MemoryStore, run: str = RUN) -> Fold:
     return fold
 
 
-async def write_as_door(store: MemoryStore, body: Record, run: str = RUN) -> None:
-    """Append the body at the store's tail, as somebody else than the holder under test."""
-    door = await Journal.read(PlainView(store), run, by="door")
-    assert await door.append(lambda fold: body) is not None
+async def write_as_other(store: MemoryStore, body: Record, run: str = RUN) -> None:
+    """Append the body at the store's tail as somebody else, past every fault: a holder's record
+    under the live claim, a signal as a door writes it."""
+    log = Log()
+    for entry in (await MemoryStore.load(store, RunId(run))).entries:
+        log.fold.apply(entry)
+    entry = log.sealed(body, nonce="fedcba987654", by="other")
+    log.fold.apply(entry)
+    answer = await MemoryStore.append(store, RunId(run), entry, expected=log.fold.n - 1)
+    assert isinstance(answer, Appended)
 
 
 # ---- stores that fail -------------------------------------------------------------------------

@@ -270,7 +270,6 @@ async def test_an_agent_that_cannot_be_loaded_is_refused(cli: Cli, agents: Path)
     await all_refused(cli, cases)
 
 
-@pytest.mark.xfail(strict=True, reason="sys.exit(0) in an agent file ends `run` with 0, silently")
 async def test_an_agent_file_that_exits_is_refused(on_file: Cli, agents: Path) -> None:
     agents.joinpath("exits.py").write_text(AGENT_FILES["exits.py"])
     await all_refused(
