@@ -27,9 +27,8 @@ class Damage(Exception):
 class Entry(Struct, frozen=True):
     """A record with its stored bytes: what stores keep. `raw` is hashed, exported, never rewritten.
 
-    `status` is the run's status after it, `commit` the position of its last commit (both only
-    where the store keeps headers); `position` is the store's token of this record (its offset's
-    end, its sequence), 0 until stored.
+    `status` is the run's status after it, where the store keeps headers; `position` is the store's
+    token of this record (the offset behind it, its sequence), 0 until stored.
     """
 
     record: Record

@@ -76,7 +76,8 @@ async def signal(
     then. StoreUnavailable: unknown; repeat it with the same request id.
     """
     wanted = parse_signal(name, payload)
-    request = parse_request_id(request_id) or f"{name}:{secrets.token_hex(8)}"
+    given = parse_request_id(request_id or wanted.request_id or None)
+    request = given or f"{name}:{secrets.token_hex(8)}"
     journal = await Journal.read(store, run_id, by=by)
     journal.check_runnable()
     # Not asked again at a new tail: a holder that comes later can't be inside a start made before

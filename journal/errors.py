@@ -86,12 +86,6 @@ class Fenced(RunfoldError):
     code = "fenced"
 
 
-class RunCancelled(RunfoldError):
-    """The run was cancelled."""
-
-    code = "cancelled"
-
-
 class ReplayMismatch(RunfoldError):
     """The code asks for another call than the journal holds at this position (R43)."""
 

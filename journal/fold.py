@@ -39,10 +39,11 @@ End: TypeAlias = RunCompleted | Commit
 class StepState:
     """What the journal knows of one step: its starts, its result, what a person said of a start."""
 
-    __slots__ = ("completed", "name", "reconciled", "starts")
+    __slots__ = ("completed", "doubted", "name", "reconciled", "starts")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.doubted = 0
         self.starts: list[StepStarted] = []
         self.completed: StepCompleted | None = None
         self.reconciled: dict[int, Signal] = {}
@@ -53,19 +54,26 @@ class StepState:
         return self.starts[-1]
 
     @property
+    def unsafe(self) -> bool:
+        """Whether twice may do harm: any start was recorded unsafe (a permitted second start of a
+        tool declared safe by then is one too), or a holder parked because the code says so now."""
+        return self.doubted > 0 or any(start.replay == "unsafe" for start in self.starts)
+
+    @property
     def unknown(self) -> bool:
         """An unsafe start without a result that nobody has settled (R23)."""
         return (
             self.completed is None
             and bool(self.starts)
-            and self.last.replay == "unsafe"
             and self.last.n not in self.reconciled
+            and self.unsafe
         )
 
     def copy(self) -> StepState:
         other = StepState(self.name)
         other.starts = list(self.starts)
         other.completed = self.completed
+        other.doubted = self.doubted
         other.reconciled = dict(self.reconciled)
         return other
 
@@ -225,6 +233,8 @@ class Fold:
             case Park():
                 self.claim = None
                 self.park = record
+                for name in record.steps:
+                    self.steps[name].doubted = record.n
             case Signal():
                 self._signal(record)
             case RunCompleted() | Commit():
@@ -238,10 +248,22 @@ class Fold:
                 raise AssertionError(f"record without a fold: {type(record).__name__}")
 
     def check(self, record: Record) -> None:
-        """Whether the record may stand next, but for the state of its step; raises Damage."""
+        """Whether the record may stand next; raises Damage. What passes, every reader takes."""
         self._check_chain(record)
         if self.newer is None:  # what follows a record of a newer version can't be understood
             self._check_order(record)
+            match record:
+                case StepStarted():
+                    self._check_start(record)
+                case StepCompleted():
+                    self._check_complete(record)
+                case Park():
+                    if any(name not in self.open for name in record.steps):
+                        raise Damage(f"record {record.n} parks for a step that is not open")
+                case Signal(name="reconcile"):
+                    self._check_reconcile(record)
+                case _:
+                    pass
 
     def _check_chain(self, record: Record) -> None:
         """Ordinal, previous hash, writer id. Raises Damage."""
@@ -274,61 +296,73 @@ class Fold:
         if self.finished and not isinstance(record, RunPurged):
             raise Damage(f"record {record.n} stands after the run's end")
 
-    def _start(self, record: StepStarted) -> None:
+    def _check_start(self, record: StepStarted) -> None:
         step = self.steps.get(record.step)
-        if step is not None and step.completed is not None:
-            raise Damage(f"record {record.n} starts {record.step} again after its result")
         if step is None:
-            step = StepState(record.step)
-            self.steps[record.step] = step
+            return
+        if step.completed is not None:
+            raise Damage(f"record {record.n} starts {record.step} again after its result")
+        if step.unsafe:
+            permit = step.reconciled.get(step.last.n)
+            if permit is None or permit.n != record.permit:
+                raise Damage(f"record {record.n} starts {record.step} again without a permit")
+
+    def _start(self, record: StepStarted) -> None:
+        step = self.steps.setdefault(record.step, StepState(record.step))
         step.starts.append(record)
         self.open[record.step] = step
         if record.kind == "model":
             self.model_calls += 1
 
-    def _complete(self, record: StepCompleted) -> None:
+    def _check_complete(self, record: StepCompleted) -> None:
         step = self.steps.get(record.step)
         if (record.result is UNSET) == (record.error is UNSET):
             raise Damage(f"record {record.n} holds not exactly one of result and error")
-        if step is None:
-            if record.via != "refused":
-                raise Damage(f"record {record.n} completes {record.step}, which never started")
-            step = StepState(record.step)
-        elif step.completed is not None:
+        if step is None and record.via != "refused":
+            raise Damage(f"record {record.n} completes {record.step}, which never started")
+        if step is not None and step.completed is not None:
             raise Damage(f"record {record.n} completes {record.step} a second time")
-        reply = self.reply
-        if step.starts and step.last.kind == "model" and record.result is not UNSET:
-            reply = self._reply(record)
-        step.completed = record
-        self.steps[record.step] = step
-        self.open.pop(record.step, None)
-        self.reply = reply
+        if record.verdicts:
+            _reply(record)
 
-    def _reply(self, record: StepCompleted) -> ModelReply | None:
-        """The reply in a model step of the loop; other model steps hold any JSON, no verdicts."""
-        if not record.verdicts:
-            return None
-        try:
-            reply = ModelReply(record)
-        except msgspec.ValidationError as error:
-            raise Damage(f"record {record.n} has verdicts on no reply: {error}") from error
-        if len(reply.steps) != len(record.verdicts):
-            raise Damage(f"record {record.n} has {len(record.verdicts)} verdicts")
-        return reply
+    def _complete(self, record: StepCompleted) -> None:
+        step = self.steps.setdefault(record.step, StepState(record.step))
+        step.completed = record
+        self.open.pop(record.step, None)
+        if step.starts and step.last.kind == "model":
+            self.reply = _reply(record) if record.verdicts else None
+
+    def _check_reconcile(self, record: Signal) -> None:
+        step = self.steps.get(str(record.payload.get("step")))
+        start: JSON = record.payload.get("start")
+        if step is None or not any(start == known.n for known in step.starts):
+            raise Damage(f"record {record.n} reconciles a start that is not there")
 
     def _signal(self, record: Signal) -> None:
+        self.requests.setdefault(record.request_id, record)
         match record.name:
             case "approve" | "reject":
                 self.decisions.setdefault(str(record.payload.get("marker")), record)
             case "reconcile":
-                step = self.steps.get(str(record.payload.get("step")))
-                start: JSON = record.payload.get("start")
-                if step is None or not any(start == known.n for known in step.starts):
-                    raise Damage(f"record {record.n} reconciles a start that is not there")
-                step.reconciled.setdefault(start, record)
+                outcome, has_result = record.payload.get("outcome"), "result" in record.payload
+                if (outcome, has_result) not in (("done", True), ("retry", False)):
+                    self.newer = f"signal: reconcile {outcome!r}"  # never taken for a permit
+                    return
+                step = self.steps[record.payload["step"]]
+                step.reconciled.setdefault(record.payload["start"], record)
             case other:
                 assert_never(other)
-        self.requests.setdefault(record.request_id, record)
+
+
+def _reply(record: StepCompleted) -> ModelReply:
+    """The reply in a model step of the loop; other model steps hold any JSON, no verdicts."""
+    try:
+        reply = ModelReply(record)
+    except msgspec.ValidationError as error:
+        raise Damage(f"record {record.n} has verdicts on no reply: {error}") from error
+    if len(reply.steps) != len(record.verdicts):
+        raise Damage(f"record {record.n} has {len(record.verdicts)} verdicts")
+    return reply
 
 
 def call_step(reply: str | int, index: int, tool: str) -> str:

@@ -9,6 +9,7 @@ result; anything that leaves that order leaves the start open, which the step ta
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import re
@@ -16,10 +17,11 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -30,7 +32,6 @@ from .errors import (
     Fenced,
     JournalDamaged,
     NewerVersion,
-    NotEncodable,
     RunfoldError,
     RunNotFound,
     StoreUnavailable,
@@ -54,13 +55,14 @@ from .records import (
     Status,
     StepCompleted,
 )
-from .stepping import Perform, do_step
+from .stepping import Perform, do_step, recordable
 from .steps import Call, completed_value, make_call
 from .store import Appended, Loaded, Store, Unknown
 from .values import normalise
 from .views import RunState, run_state
 
 Body = TypeVar("Body", bound=Record)
+log = logging.getLogger("runfold")
 
 
 class Journal:
@@ -89,11 +91,14 @@ class Journal:
         self.ack_wait_s = ack_wait_s
         self.claim = 0
         self.attempted: set[int] = set()
+        self.owner = False
+        self.abandoned: list[Future[Any]] = []
         self.is_write = is_write
         self._by = by
         self._nonce = secrets.token_hex(6)
         self._counter = 0
         self._busy = False
+        self._appending = False
         self._stopped = False
         self._stack = AsyncExitStack()
 
@@ -141,6 +146,7 @@ class Journal:
         try:
             await journal.refresh()
             journal.check_runnable()
+            journal.owner = True
             await journal._stack.enter_async_context(store.hold(journal.run_id))
             await journal._stack.enter_async_context(store.answering(worker, journal.holds))
             await journal.refresh()
@@ -159,7 +165,9 @@ class Journal:
         return journal
 
     async def close(self, reason: str = "stopped") -> None:
-        """Give the run up: a `release` under a live claim, then the lock."""
+        """Give the run up: wait for calls that were left to their threads, write a `release` under
+        a live claim, free the lock. A cancellation meanwhile is raised again afterwards."""
+        cancelled = await self._wait_out()
         try:
             live = self.fold.claim
             if live is not None and live.n == self.claim and not self._stopped:
@@ -170,6 +178,20 @@ class Journal:
         finally:
             self._stopped = True
             await self._stack.aclose()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _wait_out(self) -> bool:
+        """A thread can't be stopped. While one still runs a write of this run, the run stays held,
+        so that no permitted retry runs beside it. True: cancelled meanwhile."""
+        cancelled = False
+        while running := [call for call in self.abandoned if not call.done()]:
+            log.warning("run %s: waiting for a call that is past its time limit", self.run_id)
+            try:
+                await asyncio.wait([asyncio.wrap_future(call) for call in running])
+            except asyncio.CancelledError:
+                cancelled = True
+        return cancelled
 
     async def __aenter__(self) -> Self:
         return self
@@ -180,8 +202,10 @@ class Journal:
         await self.close()
 
     def holds(self, run_id: RunId, claim: int) -> bool:
-        """The answer to "do you hold it?": yes from before the claim until closing (PROTOCOL 4)."""
-        return run_id == self.run_id and not self._stopped
+        """The answer to "do you hold it?": yes from before the claim until closing, and while a
+        call of it may still run in this process (PROTOCOL 4)."""
+        running = any(not call.done() for call in self.abandoned)
+        return run_id == self.run_id and (running or not self._stopped)
 
     def check_runnable(self) -> None:
         """Raises RunNotFound or NewerVersion where this version can't run it."""
@@ -192,18 +216,16 @@ class Journal:
                 run_id=self.run_id,
                 hint="`runfold list` shows the runs",
             )
-        if self.fold.newer is not None:
-            raise NewerVersion(
-                f"run {self.run_id} holds a record this version can't read: {self.fold.newer}",
-                run_id=self.run_id,
-                hint="update this installation",
-            )
+        self._check_newer()
 
     # ---- reading ------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Fold what was appended since; raises Fenced where somebody else claimed the run."""
+        """Fold what was appended since. An owner raises Fenced where somebody else claimed the run,
+        NewerVersion where a newer Runfold wrote to it."""
         self._take(await self.store.load(self.run_id, after=self.tail), "")
+        if self.owner:
+            self._check_newer()
 
     def _take(self, loaded: Loaded, record_id: str) -> Record | None:
         """Fold new entries; the one with our id, if it is among them. Raises Fenced first."""
@@ -237,6 +259,17 @@ class Journal:
             )
         return landed
 
+    def _check_newer(self) -> None:
+        """A record of a newer version may mean anything, a claim or a cancel: nothing is written
+        after it (R18)."""
+        if self.fold.newer is not None:
+            self._stopped = True
+            raise NewerVersion(
+                f"run {self.run_id} holds a record this version can't read: {self.fold.newer}",
+                run_id=self.run_id,
+                hint="update this installation",
+            )
+
     def _check_id(self, record: Record) -> None:
         if isinstance(record, RunStarted) and record.run != self.run_id:
             raise Damage(f"it is the journal of run {record.run}")
@@ -250,54 +283,73 @@ class Journal:
         TooLarge (nothing was sent); StoreUnavailable when the outcome stays unknown for the budget:
         then this handle is over, because the record may land later.
         """
+        if self._appending:
+            raise self._concurrent()
+        self._appending = True
+        try:
+            return await self._append(decide)
+        finally:
+            self._appending = False
+
+    async def _append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
         if self._stopped:
             raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
+        self._check_newer()
         body = decide(self.fold)
         if body is None:
             return None
         self._counter += 1
         record_id = f"{self._nonce}-{self._counter}"
-        try:
-            return await self._settle(body, record_id, decide)
-        except (TooLarge, NotEncodable):
-            raise
-        except BaseException as error:
-            # A refusal out of `decide` leaves nothing in flight; all else may still land.
-            if isinstance(error, StoreUnavailable) or not isinstance(error, RunfoldError):
-                self._stopped = True
-            raise
-
-    async def _settle(
-        self, body: Body, record_id: str, decide: Callable[[Fold], Body | None]
-    ) -> Body | None:
         deadline = time.monotonic() + APPEND_BUDGET_S
         pause_s = 0.01
         record, entry = self._seal(body, record_id)
         while True:
-            answer = await self.store.append(self.run_id, entry, expected=self.tail)
-            if isinstance(answer, Appended):
-                self.fold.apply(msgspec.structs.replace(entry, position=answer.tail))
-                self.tail = answer.tail
-                return record
             before = self.tail
-            landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
-            if landed is not None:
+            landed, cause = await self._try(entry, record_id)
+            if landed:
                 return record
-            if self.tail != before:
-                again = decide(self.fold)
-                if again is None:
+            if self.tail != before:  # the sequence it expected is spent: it can't land any more
+                body = decide(self.fold)
+                if body is None:
                     return None
-                record, entry = self._seal(again, record_id)
+                record, entry = self._seal(body, record_id)
                 continue
             if time.monotonic() > deadline:
-                cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
+                self._stopped = True
                 raise StoreUnavailable(
                     f"run {self.run_id}: whether record {record.n} was stored is unknown: {cause}",
                     run_id=self.run_id,
                     hint="run or send it again: the journal will tell",
                 )
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+            await self._pause(pause_s)
             pause_s = min(pause_s * 2, 1.0)
+
+    async def _try(self, entry: Entry, record_id: str) -> tuple[bool, str]:
+        """One try and, where its answer is not Appended, the read that settles it: whether it
+        landed, and why that was in doubt. Whatever is raised here but TooLarge leaves it unknown
+        whether the record will land, so this handle is over then."""
+        try:
+            answer = await self.store.append(self.run_id, entry, expected=self.tail)
+            if isinstance(answer, Appended):
+                self.fold.apply(msgspec.structs.replace(entry, position=answer.tail))
+                self.tail = answer.tail
+                return True, ""
+            landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
+            self._check_newer()
+        except TooLarge:
+            raise  # nothing was sent
+        except BaseException:
+            self._stopped = True
+            raise
+        cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
+        return landed is not None, cause
+
+    async def _pause(self, pause_s: float) -> None:
+        try:
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        except asyncio.CancelledError:
+            self._stopped = True  # what was published may still land
+            raise
 
     def _seal(self, body: Body, record_id: str) -> tuple[Body, Entry]:
         claim = self.claim if isinstance(body, HOLDER_RECORDS) else 0
@@ -353,7 +405,7 @@ class Journal:
         )
 
         async def perform(start: object) -> StepCompleted:
-            return StepCompleted(step=name, result=normalise(await fn(), f"the result of {name}"))
+            return StepCompleted(step=name, result=recordable(await fn(), f"the result of {name}"))
 
         value, error = completed_value(await self.step(call, perform))
         if error is not None:
@@ -369,16 +421,19 @@ class Journal:
     @contextmanager
     def _exclusive(self) -> Generator[None]:
         if self._busy:
-            raise ConcurrentUse(
-                f"run {self.run_id}: two tasks use one journal handle at once",
-                run_id=self.run_id,
-                hint="await one step before the next",
-            )
+            raise self._concurrent()
         self._busy = True
         try:
             yield
         finally:
             self._busy = False
+
+    def _concurrent(self) -> ConcurrentUse:
+        return ConcurrentUse(
+            f"run {self.run_id}: two tasks use one journal handle at once",
+            run_id=self.run_id,
+            hint="await one step before the next",
+        )
 
 
 def now_text() -> str:

@@ -145,9 +145,14 @@ class StepCompleted(Record, frozen=True, kw_only=True, tag="step.completed"):
 
 
 class Park(Record, frozen=True, kw_only=True, tag="park"):
-    """By the holder that stops inside a turn for a person: ends the claim, not the iteration."""
+    """By the holder that stops inside a turn for a person: ends the claim, not the iteration.
+
+    `steps`: open steps that were recorded safe and that the code of today calls unsafe, so that
+    only a person can settle them (R42). Such a park is written on every store.
+    """
 
     why: Literal["approval", "reconcile"]
+    steps: tuple[str, ...] = ()
     iteration: int = 0
     attempt: int = 1
 

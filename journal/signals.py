@@ -28,12 +28,15 @@ from .messages import JSON
 from .records import Signal as SignalRecord
 from .values import BadJSON, canonical, normalise, parse_strict
 
+# `request_id` is optional in each payload (PROTOCOL 8); it becomes the record's own field.
+
 
 class Approve(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Let the call behind this marker run, once."""
 
     marker: str
     comment: str = ""
+    request_id: str = ""
 
 
 class Reject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,6 +44,7 @@ class Reject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
     marker: str
     reason: str = ""
+    request_id: str = ""
 
 
 class Reconcile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,6 +57,7 @@ class Reconcile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     outcome: Literal["done", "retry"]
     start: int | None = None
     result: JSON | UnsetType = UNSET
+    request_id: str = ""
 
 
 AnySignal: TypeAlias = Approve | Reject | Reconcile
@@ -161,6 +166,7 @@ def decide_signal(fold: Fold, signal: AnySignal, request_id: str, *, held: bool)
 
 def _body(signal: AnySignal, request_id: str, start: int | None = None) -> SignalRecord:
     payload = msgspec.to_builtins(signal)
+    payload.pop("request_id", None)
     if start is not None:
         payload["start"] = start
     return SignalRecord(name=name_of(signal), request_id=request_id, payload=payload)
@@ -181,7 +187,7 @@ def _repeat(earlier: SignalRecord, signal: AnySignal, run: str) -> Repeated:
     if isinstance(signal, Reconcile):  # left out, it is the start that was meant the first time
         start = signal.start if signal.start is not None else earlier.payload.get("start")
     body = _body(signal, earlier.request_id, start)
-    if (earlier.name, earlier.payload) == (body.name, body.payload):
+    if earlier.name == body.name and canonical(earlier.payload) == canonical(body.payload):
         return Repeated(earlier.n)
     raise DecisionConflict(
         f"request id {earlier.request_id} was used for another signal, record {earlier.n}",
@@ -258,7 +264,7 @@ def _decide_reconcile(
 
 
 def _repeat_reconcile(winner: SignalRecord, body: SignalRecord, run: str) -> Repeated:
-    if winner.payload == body.payload:
+    if canonical(winner.payload) == canonical(body.payload):  # 1 is not true
         return Repeated(winner.n)
     raise DecisionConflict(
         f"{body.payload['step']} was reconciled before: {winner.payload['outcome']} by "
@@ -275,7 +281,7 @@ def _not_unknown(fold: Fold, step: StepState, start: int, held: bool) -> str | N
         return f"record {start} is not its last start, which is record {last.n}"
     if step.completed is not None:
         return f"it has a result, record {step.completed.n}"
-    if last.replay == "safe":
+    if not step.unsafe:
         return "it is safe to repeat and simply runs again"
     if held:
         return "the run is being worked on now"

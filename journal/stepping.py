@@ -10,25 +10,30 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, assert_never
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar, assert_never
 
 from .errors import (
+    Fenced,
     IndeterminateError,
     NotEncodable,
     ReplayMismatch,
     RunFinished,
     RunfoldError,
     StaleSignal,
+    StoreLocked,
     TooLarge,
 )
 from .fold import Fold
 from .limits import APPEND_BUDGET_S, HOLDER_GRACE_S
+from .messages import JSON
 from .records import StepCompleted, StepError, StepStarted
 from .steps import Ask, Call, Mismatch, Reuse, Run, Settle, StepDecision, Wait, decide_step
+from .values import normalise
 
 if TYPE_CHECKING:
     from .handle import Journal
 
+Refusal = TypeVar("Refusal", NotEncodable, TooLarge)
 Perform: TypeAlias = Callable[[StepStarted], Awaitable[StepCompleted]]
 
 
@@ -56,24 +61,24 @@ async def do_step(journal: Journal, call: Call, perform: Perform) -> StepComplet
                 return completed
             case Settle():
                 body = StepCompleted(step=call.step, result=decision.result, via="reconcile")
-                settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, call, b))
+                settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, b))
                 if settled is not None:
                     return settled
             case Run():
-                start = await _start(journal, call, decision, earlier_over)
-                if start is not None:
-                    return await _call(journal, call, start, perform)
+                _refuse_beside_unknown(journal, call)
+                try:
+                    start = await _start(journal, call, decision, earlier_over)
+                    if start is not None:
+                        return await _call(journal, start, perform)
+                except NotCalled as never:
+                    problem = StepError(type="not_called", message=never.why)
+                    body = StepCompleted(step=call.step, error=problem, via="not_called")
+                    return await _complete(journal, body)
             case Wait():
-                if not await _earlier_over(journal, decision.start):
-                    raise RetryLater(
-                        f"the earlier call of {call.step} may still be running",
-                        step=call.step,
-                        until=decision.start.deadline,
-                        run_id=journal.run_id,
-                    )
+                await wait_over(journal, decision.start)
                 earlier_over = True
             case Ask():
-                raise _indeterminate(journal, decision.start)
+                raise indeterminate(journal, decision.start)
             case Mismatch():
                 _mismatch(journal, call, decision)
             case other:
@@ -84,10 +89,23 @@ def _check_open(journal: Journal) -> None:
     fold = journal.fold
     if fold.finished:
         raise RunFinished(f"run {journal.run_id} is {fold.status()}", run_id=journal.run_id)
+    if not journal.owner:
+        raise StoreLocked(
+            f"run {journal.run_id} was opened for reading: a step needs Journal.open",
+            holder="nobody",
+            run_id=journal.run_id,
+        )
     if journal.store.shared and not journal.claim:
         raise StaleSignal(
             f"run {journal.run_id} waits for a person and was not claimed", run_id=journal.run_id
         )
+
+
+def _refuse_beside_unknown(journal: Journal, call: Call) -> None:
+    """Nothing new is started while a write's outcome is unknown (R23)."""
+    for step in journal.fold.unknown():
+        if step.name != call.step:
+            raise indeterminate(journal, step.last)
 
 
 async def _start(
@@ -95,7 +113,7 @@ async def _start(
 ) -> StepStarted | None:
     """Record the start, unless at a new tail the table no longer says this very Run."""
     deadline = ""
-    if call.unsafe:
+    if decision.unsafe:
         # the call begins once the start is acknowledged, at most the append's budget from now
         until = datetime.now(UTC) + timedelta(seconds=call.timeout_s + APPEND_BUDGET_S)
         deadline = until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -105,7 +123,7 @@ async def _start(
         tool=call.tool,
         input=call.input,
         digest=call.digest,
-        replay="unsafe" if call.unsafe else "safe",
+        replay="unsafe" if decision.unsafe else "safe",
         key=decision.key,
         permit=decision.permit,
         deadline=deadline,
@@ -121,42 +139,89 @@ async def _start(
 
     published = time.monotonic()
     start = await journal.append(due)
-    if start is not None and call.unsafe:
-        journal.attempted.add(start.n)
-        if time.monotonic() - published > journal.ack_wait_s / 3:
-            await journal.refresh()  # raises Fenced where the run was taken over meanwhile
+    if start is None or not decision.unsafe:
+        return start
+    journal.attempted.add(start.n)
+    took_s = time.monotonic() - published
+    if took_s > journal.ack_wait_s / 3:
+        await journal.refresh()  # raises Fenced where the run was taken over meanwhile
+    if took_s > APPEND_BUDGET_S:  # the recorded deadline would not hold
+        raise NotCalled("recording its start took too long")
     return start
 
 
-async def _call(
-    journal: Journal, call: Call, start: StepStarted, perform: Perform
-) -> StepCompleted:
+class NotCalled(Exception):
+    """The call of the start just recorded was never made and never will be: that is its result."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
     try:
         body = await perform(start)
+    except Unrecordable as unrecordable:
+        raise await _did_happen(journal, start, unrecordable.error) from unrecordable
+    try:
         return await _complete(journal, body)
-    except (NotEncodable, TooLarge) as error:
-        if call.unsafe:  # it did happen: say so in the journal, so that it never runs again (R16)
-            problem = StepError(type="not_recordable", message=error.message[:1000])
-            await _complete(journal, StepCompleted(step=call.step, error=problem))
-        error.run_id = journal.run_id
-        raise
+    except TooLarge as error:
+        raise await _did_happen(journal, start, error) from error
+
+
+async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> Refusal:
+    """The call returned what can't be recorded. Of a write the journal says so, so that it never
+    runs again (R16); a read records nothing. The error to raise."""
+    if start.replay == "unsafe":
+        problem = StepError(type="not_recordable", message=error.message[:1000])
+        await _complete(journal, StepCompleted(step=start.step, error=problem))
+    error.run_id = journal.run_id
+    return error
+
+
+class Unrecordable(Exception):
+    """What the call returned is no JSON. Not the same as the call raising NotEncodable."""
+
+    def __init__(self, error: NotEncodable) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def recordable(value: object, what: str) -> JSON:
+    """The result of a call as JSON; raises Unrecordable."""
+    try:
+        return normalise(value, what)
+    except NotEncodable as error:
+        raise Unrecordable(error) from error
 
 
 async def _complete(journal: Journal, body: StepCompleted) -> StepCompleted:
-    """Record a result of this process's own call: a fact, due at any tail."""
-    completed = await journal.append(lambda fold: body)
-    assert completed is not None
+    """Record a result of this process's own call: a fact, due while the step has none."""
+    completed = await journal.append(lambda fold: _if_unresolved(fold, body))
+    if completed is None:  # only another holder can have done that
+        raise Fenced(f"step {body.step} was completed by somebody else", run_id=journal.run_id)
     return completed
 
 
-def _if_unresolved(fold: Fold, call: Call, body: StepCompleted) -> StepCompleted | None:
-    step = fold.steps.get(call.step)
+def _if_unresolved(fold: Fold, body: StepCompleted) -> StepCompleted | None:
+    step = fold.steps.get(body.step)
     return body if step is not None and step.completed is None else None
+
+
+async def wait_over(journal: Journal, start: StepStarted) -> None:
+    """Raises RetryLater while the call of this start may still be running (R22)."""
+    if journal.fold.steps[start.step].unsafe and not await _earlier_over(journal, start):
+        raise RetryLater(
+            f"the earlier call of {start.step} may still be running",
+            step=start.step,
+            until=start.deadline,
+            run_id=journal.run_id,
+        )
 
 
 async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     """Whether the call of this start can no longer be running: past its deadline, or its process is
-    gone or says so (PROTOCOL 3). Under a lock the process is gone: the lock went with it."""
+    gone or says so (PROTOCOL 3). A lock is held as long as a call under it runs (Journal.close)."""
     if not journal.store.shared:
         return True
     if start.deadline and datetime.now(UTC) >= datetime.fromisoformat(start.deadline):
@@ -169,7 +234,7 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     return answer in ("no", "nobody")
 
 
-def _indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:
+def indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:
     return IndeterminateError(
         f"run {journal.run_id}: step {start.step} was started (record {start.n}) and nobody knows "
         "whether it happened",

@@ -46,10 +46,11 @@ class Reuse(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Record the start with this permit and key, then call (R22, R24)."""
+    """Record the start with this permit, key and safety, then call (R22, R24)."""
 
     permit: int
     key: str
+    unsafe: bool
 
 
 class Settle(Struct, frozen=True):
@@ -122,7 +123,7 @@ def decide_step(
     assert not fold.finished
     step = fold.steps.get(call.step)
     if step is None:
-        return Run(call.permit, step_key(fold.started.run, call))
+        return Run(call.permit, step_key(fold.started.run, call), call.unsafe)
     if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):
         return Mismatch(_describe(step.last.kind, step.last.tool, step.last.input), _asked(call))
     if step.completed is not None:
@@ -134,14 +135,18 @@ def _decide_open(
     step: StepState, call: Call, attempted: Set[int], earlier_over: bool
 ) -> StepDecision:
     last = step.last
-    if last.replay == "safe" and not call.unsafe:
-        return Run(last.permit, last.key)
+    if not step.unsafe and not call.unsafe:
+        return Run(last.permit, last.key, unsafe=False)
     answer = step.reconciled.get(last.n)
     if answer is None or last.n in attempted:
         return Ask(last)
-    if answer.payload["outcome"] == "done":
-        return Settle(answer.payload["result"], answer.n)
-    return Run(answer.n, last.key) if earlier_over else Wait(last)
+    match answer.payload["outcome"]:
+        case "done":
+            return Settle(answer.payload["result"], answer.n)
+        case "retry":
+            return Run(answer.n, last.key, unsafe=True) if earlier_over else Wait(last)
+        case _:  # a permit is never read into a word this version does not know
+            return Ask(last)
 
 
 def _asked(call: Call) -> str:

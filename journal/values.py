@@ -70,9 +70,8 @@ def _plain(value: object, where: str, depth: int) -> JSON:
             for key, item in cast("dict[object, object]", value).items():
                 if not isinstance(key, str):
                     raise NotEncodable(f"{where} has a key of type {type(key).__name__}, not str")
-                plain[_plain(key, f"a key of {where}", depth)] = _plain(
-                    item, f"{where}.{key}", depth + 1
-                )
+                name = _plain(key, f"a key of {where}", depth)
+                plain[name] = _plain(item, f"{where}.{ascii(key[:64])[1:-1]}", depth + 1)
             return plain
         case list() | tuple():
             items = cast("list[object]", value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -164,7 +164,7 @@ def unknown_steps(fold: Fold) -> tuple[UnknownStep, ...]:
 
 def waiting_on(fold: Fold, *, held: bool = False) -> tuple[WaitingOn, ...]:
     """Who acts next (R7); empty where the run has ended."""
-    since = datetime.fromisoformat(fold.head_at)
+    since = _instant(fold.head_at)
     run = fold.started.run if fold.started else ""
     match fold.status(held=held):
         case "running" if held or fold.claim is not None:
@@ -191,6 +191,15 @@ def waiting_on(fold: Fold, *, held: bool = False) -> tuple[WaitingOn, ...]:
             return (WaitingOn(what="operator", since=since, ended_by="update this installation"),)
         case _:
             return ()
+
+
+def _instant(text: str) -> datetime:
+    """A record's `at`, which is informative only: one that is no time must not hide the run."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def run_json(fold: Fold, *, held: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter, process_time
 from typing import Any, TypeAlias
 
@@ -41,9 +41,10 @@ Op: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class Block(Struct, frozen=True):
-    """A stretch of one side: the time of each operation, the rate, this process's CPU for one."""
+    """A stretch of one side: each operation's time, the rate, this process's CPU for one."""
 
     each_s: list[float]
+    p50_s: float
     appends_s: float
     cpu_ms: float
 
@@ -81,17 +82,17 @@ class Bench:
             safe = await self._on_server(folder / "fsync", fsync=True)
             unsafe = await self._on_server(folder / "no-fsync", fsync=False)
             file_store = await self._on_files(folder / "files")
-            machine = {
-                "cpus": os.cpu_count() or 1,
-                "python": platform.python_version(),
-                "nats_server": self._server_version,
-                "file_system": _file_system(folder),
-            }
+            file_system = _file_system(folder)
         return {
             "command": "runfold bench --quick" if self._quick else "runfold bench",
             "quick": self._quick,
             "seconds": round(perf_counter() - started, 1),
-            "machine": machine,
+            "machine": {
+                "cpus": os.cpu_count(),
+                "python": platform.python_version(),
+                "nats_server": self._server_version,
+                "file_system": file_system,
+            },
             **safe,
             "no_fsync": unsafe,
             "file_store": file_store,
@@ -102,8 +103,7 @@ class Bench:
         async with EmbeddedServer(data, fsync=fsync) as server:
             await provision(server.url, replicas=1)
             async with JetStreamStore(server.url) as store, _raw_client(server.url) as nc:
-                version = nc.connected_server_version
-                self._server_version = f"{version.major}.{version.minor}.{version.patch}"
+                self._server_version = str(nc._server_info["version"])
                 payloads = await _payloads(store)
                 one = await self._beside(how, store, [_RawLoop(nc, "one", payloads).pair])
                 loops = [_RawLoop(nc, f"many-{i}", payloads).pair for i in range(RUNS)]
@@ -118,8 +118,7 @@ class Bench:
     async def _beside(self, how: str, store: Store, floor: Sequence[Op]) -> Sides:
         """Measure the floor's loops beside as many runs on the store."""
         async with AsyncExitStack() as stack:
-            opened = [await _open_run(store, stack) for _ in floor]
-            steps = [_StepLoop(journal).step for journal in opened]
+            steps = [_StepLoop(await _open_run(store, stack)).step for _ in floor]
             for warm in (floor, steps):
                 await _block(warm, self._block_s / 2)
             sides = Sides([], [])
@@ -148,7 +147,7 @@ async def _block(loops: Sequence[Op], seconds: float) -> Block:
         for op in loops:
             group.create_task(repeat(op))
     wall_s, cpu_s, count = perf_counter() - begun, process_time() - cpu, len(each_s)
-    return Block(each_s, APPENDS_PER_STEP * count / wall_s, 1000 * cpu_s / count)
+    return Block(each_s, median(each_s), APPENDS_PER_STEP * count / wall_s, 1000 * cpu_s / count)
 
 
 async def _open_run(store: Store, stack: AsyncExitStack) -> Journal:
@@ -178,9 +177,8 @@ async def _payloads(store: Store) -> tuple[bytes, bytes]:
     """The stored bytes of a step's two records."""
     async with AsyncExitStack() as stack:
         journal = await _open_run(store, stack)
-        before = journal.tail
         await _StepLoop(journal).step()
-        begun, completed = (await store.load(journal.run_id, after=before)).entries
+        *_, begun, completed = (await store.load(journal.run_id)).entries
     return begun.raw, completed.raw
 
 
@@ -231,14 +229,12 @@ class _RawFile:
 
 
 def _latency(sides: Sides) -> Numbers:
-    floor = [s for block in sides.floor for s in block.each_s]
-    product = [s for block in sides.product for s in block.each_s]
     return _rounded(
-        **sides.ratios("step_over_floor", lambda block: median(block.each_s)),
-        floor_ms=1000 * median(floor),
-        floor_p99_ms=1000 * _p99(floor),
-        step_ms=1000 * median(product),
-        step_p99_ms=1000 * _p99(product),
+        **sides.ratios("step_over_floor", lambda block: block.p50_s),
+        floor_ms=1000 * median(block.p50_s for block in sides.floor),
+        floor_p99_ms=1000 * _p99(sides.floor),
+        step_ms=1000 * median(block.p50_s for block in sides.product),
+        step_p99_ms=1000 * _p99(sides.product),
     )
 
 
@@ -252,8 +248,9 @@ def _rate(sides: Sides) -> Numbers:
     )
 
 
-def _p99(values: list[float]) -> float:
-    return quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
+def _p99(blocks: Sequence[Block]) -> float:
+    each_s = sorted(s for block in blocks for s in block.each_s)
+    return each_s[len(each_s) * 99 // 100]
 
 
 def _rounded(**numbers: float) -> Numbers:
@@ -263,8 +260,7 @@ def _rounded(**numbers: float) -> Numbers:
 def _file_system(folder: Path) -> str:
     """The type of the file system that holds the folder; `unknown` where /proc does not say."""
     mounts = Path("/proc/mounts")
-    listed = mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []
-    found = [line.split()[1:3] for line in listed]
+    found = [line.split()[1:3] for line in mounts.open()] if mounts.exists() else []
     holding = [(len(at), kind) for at, kind in found if folder.resolve().is_relative_to(at)]
     return max(holding)[1] if holding else "unknown"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+from collections.abc import Callable
 from concurrent.futures import Future
 from copy import deepcopy
 from typing import Any, TypeAlias
@@ -20,15 +21,26 @@ from journal.messages import JSON
 from .tools import Tool, ToolCall
 
 
-async def invoke(tool: Tool, input: JSON, call: ToolCall) -> object:
+class NotBegun(TimeoutError):
+    """The tool's time was over before a thread was free for it: it never began and never will."""
+
+
+async def invoke(
+    tool: Tool,
+    input: JSON,
+    call: ToolCall,
+    *,
+    abandoned: Callable[[Future[Any]], None] = lambda job: None,
+) -> object:
     """Call the tool with `input` (as `Tool.parse` gave it) and return what the function returned.
 
     Async functions run in this task, others in a thread. What comes out besides the function's own
     result or exception:
 
-    - `TimeoutError` after `tool.timeout_s`. A thread can't be stopped and is left to itself then; a
-      thread that had not begun never begins. An async function is cancelled, and whatever it makes
-      of that is ignored; one that never ends all the same keeps this call from ending.
+    - `TimeoutError` after `tool.timeout_s`. A thread can't be stopped: `abandoned` is given what is
+      done when it ends. One that had not begun never begins: `NotBegun`. An async function is
+      cancelled, and whatever it makes of that is ignored; one that never ends all the same keeps
+      this call from ending.
     - `CancelledError` when the task was cancelled, whatever the function made of it. A thread that
       runs is waited for, however long, so that no write goes on behind a released lock.
     - `BadArguments` when `input` does not fit the tool; nothing was called then.
@@ -43,9 +55,11 @@ async def invoke(tool: Tool, input: JSON, call: ToolCall) -> object:
         # A copy: a tool that changes it in place does not change what is recorded.
         copy = msgspec.structs.replace(call, input=deepcopy(call.input))
         arguments[tool.call_parameter] = copy
-    run = _in_task if inspect.iscoroutinefunction(tool.fn) else _in_thread
     try:
-        result = await run(tool, arguments)
+        if inspect.iscoroutinefunction(tool.fn):
+            result = await _in_task(tool, arguments)
+        else:
+            result = await _in_thread(tool, arguments, abandoned)
     except (Exception, asyncio.CancelledError) as error:
         if task.cancelling():
             raise asyncio.CancelledError from error
@@ -78,7 +92,9 @@ async def _in_task(tool: Tool, arguments: dict[str, Any]) -> object:
 _Ended: TypeAlias = tuple[object, BaseException | None]
 
 
-async def _in_thread(tool: Tool, arguments: dict[str, Any]) -> object:
+async def _in_thread(
+    tool: Tool, arguments: dict[str, Any], abandoned: Callable[[Future[Any]], None]
+) -> object:
     job: Future[_Ended] = Future()
     context = contextvars.copy_context()
     # Not asyncio.to_thread: only through `job` can a call that waits for a free thread be withdrawn
@@ -94,7 +110,9 @@ async def _in_thread(tool: Tool, arguments: dict[str, Any]) -> object:
             await _wait_out(ended)
         raise
     if not ended.done():
-        job.cancel()
+        if job.cancel():
+            raise NotBegun(f"{tool.spec.name} waited {tool.timeout_s:g} s for a free thread")
+        abandoned(job)
         raise _late(tool)
     result, error = ended.result()
     if error is not None:

@@ -13,28 +13,28 @@ from typing import Any, assert_never
 
 import msgspec
 
-from journal.errors import (
-    ConcurrentUse,
-    Fenced,
-    IndeterminateError,
-    ReplayMismatch,
-    RunCancelled,
-    StepFailed,
-    ToolError,
-    Transient,
-)
+from journal.errors import IndeterminateError, StepFailed, ToolError, Transient
 from journal.fold import Fold
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.messages import JSON, Message, Reply, ToolRequest
-from journal.records import Commit, RunCompleted, StepCompleted, StepError, StepStarted, Verdict
+from journal.records import (
+    Commit,
+    RunCompleted,
+    StepCompleted,
+    StepError,
+    StepStarted,
+    Verdict,
+    VerdictDeny,
+)
+from journal.stepping import NotCalled, indeterminate, recordable, wait_over
 from journal.steps import completed_value, make_call
-from journal.values import normalise
 
 from .agent import Agent
-from .invoke import invoke
+from .invoke import NotBegun, invoke
 from .replies import (
     ILL_FORMED,
+    TOO_MANY,
     Answered,
     AwaitDecision,
     Execute,
@@ -45,7 +45,6 @@ from .replies import (
 from .tools import Tool, ToolCall
 
 log = logging.getLogger("runfold")
-_ENGINE = (IndeterminateError, Fenced, RunCancelled, ReplayMismatch, ConcurrentUse)
 _TEXT_MAX = 4000
 
 
@@ -56,8 +55,11 @@ async def drive(journal: Journal, agent: Agent) -> None:
     messages = _first_messages(agent, journal.fold.started.input)
     bad_rounds = 0
     for n in itertools.count(1):
-        if n > agent.bounds.iterations:
-            return await fail(journal, "iterations", f"{n - 1} model calls made")
+        if f"llm/{n}" not in journal.fold.steps:  # bounds stop new calls, never recorded ones
+            if n > agent.bounds.iterations:
+                return await fail(journal, "iterations", f"{n - 1} model calls made")
+            if bad_rounds >= agent.bounds.bad_replies:
+                return await fail(journal, "bad_replies", f"{bad_rounds} unusable replies in a row")
         completed = await _model_step(journal, agent, n, messages)
         if (problem := _not_recordable(completed)) is not None:
             return await fail(journal, problem.type, problem.message)
@@ -68,7 +70,7 @@ async def drive(journal: Journal, agent: Agent) -> None:
         if not reply.calls and reply.finish != "length" and reply.text.strip():
             answer = Message(role="assistant", content=reply.text)
             return await _complete(journal, answer)
-        if len(reply.calls) > agent.bounds.calls_per_reply:
+        if any(isinstance(v, VerdictDeny) and v.type == TOO_MANY for v in completed.verdicts):
             return await fail(journal, "calls_per_reply", f"llm/{n} made {len(reply.calls)} calls")
         if reply.calls:
             results = await _answer_calls(journal, agent, n, reply, completed.verdicts)
@@ -83,15 +85,13 @@ async def drive(journal: Journal, agent: Agent) -> None:
             messages.append(Message(role="user", content=_complaint(reply)))
             usable = False
         bad_rounds = 0 if usable else bad_rounds + 1
-        if bad_rounds >= agent.bounds.bad_replies:
-            return await fail(journal, "bad_replies", f"{bad_rounds} unusable replies in a row")
     return None
 
 
 def _first_messages(agent: Agent, recorded: JSON) -> list[Message]:
     """The recorded input as messages: a list of them as it is, anything else as the user's text."""
     system = [Message(role="system", content=agent.system)] if agent.system else []
-    if isinstance(recorded, list):
+    if isinstance(recorded, list) and recorded:
         try:
             return system + msgspec.convert(recorded, list[Message])
         except msgspec.ValidationError:
@@ -116,8 +116,17 @@ async def _model_step(
                 run_id=journal.run_id,
                 hint="nothing of it was recorded; run again to go on from here",
             ) from error
-        result = normalise(msgspec.to_builtins(reply), f"the reply of {step}")
-        verdicts = judge_reply(agent, journal.run_id, n, reply)
+        result = recordable(reply, f"the reply of {step}")
+        try:
+            checked = msgspec.convert(result, Reply)
+        except msgspec.ValidationError as error:
+            raise StepFailed(
+                f"run {journal.run_id}: the model of {step} returned no Reply: {error}",
+                step=step,
+                run_id=journal.run_id,
+                hint="mend the model's adapter; nothing of it was recorded",
+            ) from error
+        verdicts = judge_reply(agent, journal.run_id, n, checked)
         return StepCompleted(step=step, result=result, verdicts=verdicts)
 
     return await journal.step(make_call(step, "model", "", None, unsafe=False), ask)
@@ -154,6 +163,9 @@ async def _answer_call(
             case AwaitDecision():
                 return None
             case Refuse(step, error):
+                started = journal.fold.steps.get(step)
+                if started is not None:
+                    await wait_over(journal, started.last)
                 body = StepCompleted(step=step, error=error, via="refused")
 
                 def due(
@@ -173,15 +185,7 @@ async def _answer_call(
 
 async def _perform(journal: Journal, tool: Tool | None, start: StepStarted) -> StepCompleted:
     """Call the tool and make the record of its result (R26)."""
-    if tool is None:
-        raise ReplayMismatch(
-            f"run {journal.run_id}: {start.step} needs the tool {start.tool}, which is gone",
-            position=start.step,
-            recorded=start.tool,
-            attempted="no such tool",
-            run_id=journal.run_id,
-            hint="bring the old code back to finish this run",
-        )
+    assert tool is not None  # decide_call refuses to run a tool that is gone
     call = ToolCall(
         run_id=RunId(journal.run_id),
         step=start.step,
@@ -190,16 +194,16 @@ async def _perform(journal: Journal, tool: Tool | None, start: StepStarted) -> S
         key=start.key,
     )
     try:
-        value = await invoke(tool, start.input, call)
+        value = await invoke(tool, start.input, call, abandoned=journal.abandoned.append)
     except ToolError as error:
-        data = normalise(error.data, f"the data of {start.step}'s ToolError")
+        data = recordable(error.data, f"the data of {start.step}'s ToolError")
         problem = StepError(type="tool_error", message=_text(error), data=data)
         return StepCompleted(step=start.step, error=problem)
-    except _ENGINE:
-        raise
+    except NotBegun as error:
+        raise NotCalled(str(error)) from error
     except Exception as error:
         return _failed(journal, tool, start, error)
-    result = normalise(value, f"the result of {start.step}")
+    result = recordable(value, f"the result of {start.step}")
     return StepCompleted(step=start.step, result=result)
 
 
@@ -222,9 +226,11 @@ async def _complete(journal: Journal, answer: Message) -> None:
 
 
 async def fail(journal: Journal, reason: str, detail: str) -> None:
-    """End the run with a recorded reason."""
+    """End the run with a recorded reason; not while a write is unknown: a person is asked first."""
     body = Commit(action="fail", reason=reason, detail=detail)
-    await journal.append(lambda fold: None if fold.finished else body)
+    await journal.append(lambda fold: None if fold.finished or fold.unknown() else body)
+    for step in journal.fold.unknown():
+        raise indeterminate(journal, step.last)
 
 
 def _tool_message(request: ToolRequest, completed: StepCompleted) -> Message:

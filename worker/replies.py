@@ -8,28 +8,31 @@ arguments would not produce covers nothing (R32).
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from journal import ids
+from journal import ids, limits
 from journal.fold import Fold, call_step
 from journal.messages import JSON, Reply, ToolRequest
 from journal.records import (
     StepCompleted,
     StepError,
+    StepStarted,
     Verdict,
     VerdictAllow,
     VerdictAsk,
     VerdictDeny,
 )
-from journal.steps import Call, make_call
+from journal.steps import Call, Run, decide_step, make_call
 from journal.values import call_digest, marker_digest
 
 from .agent import Agent
 from .gate import Allow, Deny, NeedsApproval
 from .tools import BadArguments, Tool
 
+TOO_MANY = "too_many_calls"
 ILL_FORMED = ("unknown_tool", "bad_arguments", "bad_reply")
 _ATTEMPT = 1
 
@@ -48,7 +51,7 @@ class Refuse(Struct, frozen=True):
 
 
 class Execute(Struct, frozen=True):
-    """Run the call by the step table. `tool` is None where only a recorded start is left of it."""
+    """Take the call through the step table. `tool` is None only where the table will not run it."""
 
     call: Call
     tool: Tool | None
@@ -71,7 +74,7 @@ def judge_reply(agent: Agent, run_id: str, n: int, reply: Reply) -> tuple[Verdic
         if reply.finish == "length":
             verdicts.append(VerdictDeny(type="bad_reply", reason="the reply was cut off"))
         elif len(reply.calls) > agent.bounds.calls_per_reply:
-            verdicts.append(VerdictDeny(type="bad_reply", reason="too many calls in one reply"))
+            verdicts.append(VerdictDeny(type=TOO_MANY, reason="too many calls in one reply"))
         elif not request.id or request.id in shared_ids:
             reason = "its id is empty" if not request.id else "another call has the same id"
             verdicts.append(VerdictDeny(type="bad_reply", reason=reason))
@@ -92,7 +95,7 @@ def judge_call(agent: Agent, run_id: str, step: str, request: ToolRequest) -> tu
         arguments = tool.parse(request.arguments)
     except BadArguments as error:
         return VerdictDeny(type="bad_arguments", reason=str(error)), None
-    match agent.gate.decide(tool.spec, arguments):
+    match agent.gate.decide(tool.spec, deepcopy(arguments)):  # what was shown is what runs
         case Allow():
             return VerdictAllow(), arguments
         case Deny(reason):
@@ -116,7 +119,7 @@ def decide_call(
     if state is not None and state.completed is not None:
         return Answered(state.completed)
     if state is not None:
-        return _resume(agent, step, state.last.tool, state.last.input)
+        return _resume(fold, agent, step, state.last, request, verdict)
     permit = 0
     match verdict:
         case VerdictDeny(type=type_, reason=reason):
@@ -132,33 +135,49 @@ def decide_call(
         case VerdictAllow():
             pass
     today, arguments = judge_call(agent, run_id, step, request)
-    if isinstance(today, VerdictDeny):
-        return Refuse(step, StepError(type=today.type, message=today.reason))
-    if isinstance(today, VerdictAsk) and today != verdict:
-        message = "the tool or the policy changed since this call was let through: ask again"
-        return Refuse(step, StepError(type="outdated", message=message))
+    if (refusal := _refusal(verdict, today)) is not None:
+        return Refuse(step, refusal)
     tool = agent.tools[request.name]
-    return Execute(_call(agent, step, request.name, arguments, permit, tool), tool)
+    return Execute(_call(agent, step, request.name, arguments, permit), tool)
 
 
-def _resume(agent: Agent, step: str, tool_name: str, recorded: JSON) -> Execute:
-    """A call that was started before: whatever the gate says now, the step table decides."""
+def _refusal(recorded: Verdict, today: Verdict) -> StepError | None:
+    """Why a call that was let through then is not let through today; None where it still is."""
+    if isinstance(today, VerdictDeny):
+        return StepError(type=today.type, message=today.reason)
+    if isinstance(today, VerdictAsk) and today != recorded:
+        message = "the tool or the policy changed since this call was let through: ask again"
+        return StepError(type="outdated", message=message)
+    return None
+
+
+def _resume(
+    fold: Fold,
+    agent: Agent,
+    step: str,
+    last: StepStarted,
+    request: ToolRequest,
+    verdict: Verdict,
+) -> Execute | Refuse:
+    """A call that was started before. Settling and asking need no tool; running it again needs
+    today's tool and gate to let it, as the first time (R32)."""
+    assert fold.started is not None
+    call = _call(agent, step, last.tool, last.input, last.permit)
+    if isinstance(decide_step(fold, call, earlier_over=True), Run):
+        today, _ = judge_call(agent, fold.started.run, step, request)
+        if (refusal := _refusal(verdict, today)) is not None:
+            return Refuse(step, refusal)
+    return Execute(call, agent.tools.get(last.tool))
+
+
+def _call(agent: Agent, step: str, tool_name: str, arguments: JSON, permit: int) -> Call:
     tool = agent.tools.get(tool_name)
-    return Execute(_call(agent, step, tool_name, recorded, 0, tool), tool)
-
-
-def _call(
-    agent: Agent, step: str, tool_name: str, arguments: JSON, permit: int, tool: Tool | None
-) -> Call:
-    unsafe = agent.is_unsafe(tool_name)
-    if tool is None:
-        return make_call(step, "tool", tool_name, arguments, unsafe=unsafe, permit=permit)
     return make_call(
         step,
         "tool",
         tool_name,
         arguments,
-        unsafe=unsafe,
+        unsafe=agent.is_unsafe(tool_name),
         permit=permit,
-        timeout_s=tool.timeout_s,
+        timeout_s=tool.timeout_s if tool else limits.TOOL_TIMEOUT_S,
     )

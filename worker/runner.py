@@ -99,22 +99,16 @@ async def _carry_on(journal: Journal, agent: Agent) -> Outcome:
     while True:
         if (stopped := _stopped(journal)) is not None:
             return stopped
-        seen = journal.fold.n
-        unknown: IndeterminateError | None = None
+        doubted = ""
         try:
             await drive(journal, agent)
         except IndeterminateError as error:
-            unknown = error
+            doubted = error.step
         except (NotEncodable, TooLarge) as error:
             await fail(journal, "not_recordable", f"{error.message}"[:4000])
         except RetryLater as later:
-            until = datetime.fromisoformat(later.until)
-            now = datetime.now(UTC)
-            ended_by = f"the deadline of the earlier call of {later.step}"
-            return Waiting((WaitingOn(what="timer", since=now, until=until, ended_by=ended_by),))
-        await _park(journal)
-        if _stopped(journal) is None and journal.fold.n == seen and unknown is not None:
-            raise unknown
+            return Waiting((_later(later),))
+        await _park(journal, doubted)
 
 
 def _stopped(journal: Journal) -> Outcome | None:
@@ -123,15 +117,28 @@ def _stopped(journal: Journal) -> Outcome | None:
     return None if not fold.finished and (fold.claim or fold.runnable()) else outcome(fold)
 
 
-async def _park(journal: Journal) -> None:
+def _later(later: RetryLater) -> WaitingOn:
+    return WaitingOn(
+        what="timer",
+        since=datetime.now(UTC),
+        until=datetime.fromisoformat(later.until) if later.until else None,
+        ended_by=f"the end, at the latest the deadline, of the earlier call of {later.step}",
+    )
+
+
+async def _park(journal: Journal, doubted: str) -> None:
     """Leave the run waiting, unless something that ends the wait has come: both are records that
-    compete for the next sequence (R61)."""
+    compete for the next sequence (R61). `doubted`: the step that the step table asks about; where
+    the journal alone calls it safe, the park says otherwise, on every store."""
     await journal.refresh()
-    if not journal.store.shared or journal.fold.claim is None:
-        return
 
     def due(fold: Fold) -> Park | None:
-        if fold.finished or fold.runnable():
+        if fold.finished:
+            return None
+        step = fold.steps.get(doubted)
+        if step is not None and step.completed is None and not step.unsafe:
+            return Park(why="reconcile", steps=(doubted,))
+        if fold.runnable() or fold.claim is None:
             return None
         return Park(why="reconcile" if fold.unknown() else "approval")
 

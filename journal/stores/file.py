@@ -125,6 +125,8 @@ class FileStore:
         with _errors(run_id, path):
             try:
                 with path.open("rb") as file:
+                    # shared with an append's lock: what is read was synced
+                    _flock(file.fileno(), fcntl.LOCK_SH, path)
                     size = os.fstat(file.fileno()).st_size
                     file.seek(after)
                     data = file.read()
@@ -182,9 +184,9 @@ class FileStore:
                         run_id,
                         size - expected,
                     )
-                _write_line(fd, raw, expected)
-                if expected == 0:
+                if expected == 0:  # before the line: a synced line must not hang on a lost entry
                     _sync_directory(self.directory)
+                _write_line(fd, raw, expected)
         return Appended(expected + len(raw) + 1)
 
     def _runs(self) -> list[RunId]:
@@ -205,6 +207,8 @@ class FileStore:
         path = self.path(run_id)
         with _errors(run_id, path), _locked(path, create=False) as fd:
             data = os.pread(fd, os.fstat(fd).st_size, 0)
+            if len(data) < before:
+                return  # trimmed before: its tokens were other ones
             start = data.rfind(b"\n", 0, before - 1) + 1
             fresh = path.with_suffix(".trim")
             with fresh.open("wb") as file:
@@ -258,27 +262,30 @@ def _sync_directory(directory: Path) -> None:
 @contextmanager
 def _locked(path: Path, *, create: bool) -> Generator[int]:
     """The file, open and locked; the lock (flock) goes with the descriptor, also by SIGKILL."""
-    deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
         try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise StoreLocked(
-                            f"{path} has been locked for {LOCK_WAIT_S:g} s",
-                            holder="another process in the middle of an append",
-                            hint="find it with `fuser` or `lsof` and stop it",
-                        ) from None
-                    time.sleep(0.002)
+            _flock(fd, fcntl.LOCK_EX, path)
             if os.fstat(fd).st_ino == os.stat(path).st_ino:  # else trimmed meanwhile: open the new
                 yield fd
                 return
         finally:
             os.close(fd)
+
+
+def _flock(fd: int, kind: int, path: Path) -> None:
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreLocked(
+                    f"{path} has been locked for {LOCK_WAIT_S:g} s",
+                    holder="another process in the middle of an append",
+                    hint="find it with `fuser` or `lsof` and stop it",
+                ) from None
+            time.sleep(0.002)
 
 
 @contextmanager

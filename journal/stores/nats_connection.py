@@ -37,7 +37,8 @@ _DENIED = re.compile(r'permissions violation for (?:publish|subscription)[^"]* "
 class Connection:
     """Connected between `open` and `close`; reconnects for ever by itself in between.
 
-    Once closed it stays closed: every call raises StoreUnavailable, the owner makes a new one.
+    Once closed, by its owner or for good by nats-py, every call raises StoreUnavailable until the
+    owner closes it and opens it again.
     """
 
     def __init__(self, url: str, *, namespace: str, creds: str | None = None) -> None:
@@ -54,6 +55,7 @@ class Connection:
         self._waiting: dict[str, Waiting] = {}
         self._denied: deque[str] = deque(maxlen=32)
         self._inbox = ""
+        self._inbox_denied = False
 
     @property
     def shown(self) -> str:
@@ -74,6 +76,10 @@ class Connection:
 
     async def open(self) -> None:
         """Connect, once to each server named. Raises StoreUnavailable, PermissionDenied."""
+        if self._open:
+            raise RuntimeError("this store is open already")
+        self._nc = Client()  # one that was closed can't be used again
+        self._refusals = 0
         for url in self._urls:
             check_url(url)
         credentials = None if self._creds is None else await read_creds(self._creds)
@@ -108,8 +114,6 @@ class Connection:
         )
         self._inbox = self._nc.new_inbox() + "."
         await self._nc.subscribe(f"{self._inbox}*", cb=self._on_answer)
-        await self._nc.flush(CONNECT_TRY_S)  # a denial of the inbox comes before its PONG
-        self.check_denied(f"{self._inbox}*")
         self._opening = False
         self._open = True
         self._up.set()
@@ -167,6 +171,8 @@ class Connection:
         if not self._nc.is_connected and not await self._connected_within(timeout_s):
             return NoReply(f"not connected to {self._shown}")
         left_s = timeout_s - (loop.time() - started)
+        if self._inbox_denied:  # no answer could come
+            raise _denied(self._inbox)
         waiting = Waiting(subject, take, first_s=left_s, idle_s=timeout_s)
         token = f"{next(self._tokens):x}"
         self._waiting[token] = waiting
@@ -207,7 +213,6 @@ class Connection:
         self, subject: str, handle: Callable[[Reply], Awaitable[bytes]]
     ) -> AsyncGenerator[None, None]:
         """Answer each question on the subject with what `handle` returns. It must not raise."""
-
         with contextlib.suppress(ValueError):
             self._denied.remove(subject.lower())  # an old denial: permissions may have changed
 
@@ -241,14 +246,16 @@ class Connection:
                 raise _Refused(str(error) or type(error).__name__) from error
         elif found := _DENIED.search(str(error)):
             self._denied.append(found[1])
+            self._inbox_denied |= found[1].startswith(self._inbox.lower())
             for waiting in self._waiting.values():
-                if waiting.subject.lower() == found[1]:
-                    waiting.end(Denied(waiting.subject))
-                elif found[1].startswith(self._inbox.lower()):
+                if self._inbox_denied:
                     waiting.end(Denied(self._inbox))
+                elif waiting.subject.lower() == found[1]:
+                    waiting.end(Denied(waiting.subject))
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
+        self._inbox_denied = False  # the next server says it again
         self._nc.forget_unsent()
         self._end_all(NoReply(f"the connection to {self._shown} was lost"))
 

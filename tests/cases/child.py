@@ -85,5 +85,3 @@ async def decide(
         except RunfoldError as error:
             return {"error": error.code, "message": error.message}
     return msgspec.to_builtins(receipt)
-
-

@@ -50,6 +50,11 @@ def nats(tmp_path_factory: pytest.TempPathFactory, run_sync: Any) -> Iterator[Na
 
 
 @pytest.fixture
+def nats_url(nats: NatsServer) -> str:
+    return nats.url
+
+
+@pytest.fixture
 def namespace() -> str:
     return f"t{uuid.uuid4().hex[:16]}"
 

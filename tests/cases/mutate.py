@@ -29,7 +29,12 @@ def mutants(source: bytes) -> list[Mutant]:
     assert source.endswith(b"\n")
     lines = source[:-1].split(b"\n")
     assert len(lines) >= 5
-    return [*_torn(source, lines), *_never(lines), *_broken_line(lines), *_broken_file(source, lines)]
+    return [
+        *_torn(source, lines),
+        *_never(lines),
+        *_broken_line(lines),
+        *_broken_file(source, lines),
+    ]
 
 
 def _joined(lines: list[bytes]) -> bytes:

@@ -69,7 +69,8 @@ class PayAgent(Agent):
 def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "1") -> PayAgent:
     """Everything of the agent lies in `home`. `at` is where something goes wrong: `tool:before`,
     `tool:after` (around charge's effect; there also `tool:raise`; `tool:hold`, which waits for
-    a file `go`; `tool:fork`, which leaves a child behind, its pid in a file `forked`), `model:N`, `fail:N`."""
+    a file `go`; `tool:fork`, which leaves a child behind, its pid in a file `forked`), `model:N`,
+    `fail:N`."""
     ledger = Ledger(home / "ledger")
 
     @read

@@ -1,5 +1,5 @@
-"""Damaged and odd journals: what mutate.py makes of the product's own, the files of the manifest in
-our record format, and a cut at every byte. UR-59 and the issue's "each file answered as it says"."""
+"""Damaged and odd journals: what mutate.py makes of the product's own, the files of the manifest
+in our record format, and a cut at every byte (UR-59)."""
 
 from __future__ import annotations
 
@@ -61,11 +61,13 @@ def laid(world: World, made: dict[str, bytes], data: bytes) -> Path:
 
 
 def cases(expect: str) -> list[Any]:
-    """Names of the mutants of each kind; the made journals are not there when tests are collected."""
+    """Names of mutants by kind; the made journals are not there when tests are collected."""
     blank = b'{"n":1,"x":"' + "é".encode() * 40 + b'1234"}\n'
     names = {mutant.name for mutant in mutants(blank * 6) if mutant.expect == expect}
     stems = {name.rstrip("0123456789").rstrip("_") for name in names}
-    return [pytest.param(kind, stem, id=f"{kind}-{stem}") for kind in KINDS for stem in sorted(stems)]
+    return [
+        pytest.param(kind, stem, id=f"{kind}-{stem}") for kind in KINDS for stem in sorted(stems)
+    ]
 
 
 def of(made: dict[str, bytes], kind: str, stem: str) -> list[Mutant]:

@@ -120,7 +120,7 @@ def test_ur06_kill_matrix_over_all_boundaries(
     tmp_path: Path, zygote: Zygote, place: str, namespace: str, run_sync: Callable[..., Any]
 ) -> None:
     """UR-06: killed at each boundary, and again in the recovery; the third process finishes alone.
-    Between the charge's start and its result: Indeterminate, as exit and outcome, and nowhere else."""
+    Between the charge's start and its result: Indeterminate; nowhere else."""
     shared = place.startswith("nats://")
     appends = ["run.started", *(["claim"] if shared else []), *RECORDS, "run.completed"]
     matrix = kills(appends, shared=shared)

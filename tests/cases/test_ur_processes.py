@@ -141,30 +141,18 @@ async def test_ur46_cancellation_is_not_swallowed(
 
 
 async def test_ur46_a_cancel_that_meets_the_end_of_a_wait_for(world: World) -> None:
-    """UR-46: 100 tries: the tool's own wait ends in the very tick of the cancellation: cancelled
-    all the same, and the run is either done or goes on; never stuck, never twice."""
+    """UR-46: 100 tries: the tool's own wait ends in the very tick of the cancellation: the run is
+    done, unknown, or cancelled and goes on; never stuck, never twice."""
     store = world.store()
+    ends: set[str] = set()
     for number in range(100):
-        run_id = f"r{number}"
-        ledger = Ledger(world.home / f"ledger-{number}")
-        entered = asyncio.Event()
-        finish = asyncio.Event()
+        run_id, entered, finish = f"r{number}", asyncio.Event(), asyncio.Event()
 
-        @write(approval=False)
-        async def charge(
-            entered: ToolCall, *, _e: int = 0
-        ) -> str:
-            raise NotImplementedError
-
-        async def body(ledger: Ledger = ledger, entered: Any = entered, finish: Any = finish) -> str:
-            ledger.add("r", "s", {})
+        async def body(run_id: str = run_id, entered: Any = entered, finish: Any = finish) -> str:
+            world.ledger.add(run_id, STEP, {})
             entered.set()
             await asyncio.wait_for(finish.wait(), 60)
             return "paid"
-
-        @write(name="charge", approval=False)
-        async def pay(this: ToolCall, body: Any = None) -> str:
-            raise NotImplementedError
 
         agent = _agent(body)
         running = asyncio.create_task(run(store, agent, run_id, "x"))
@@ -173,12 +161,14 @@ async def test_ur46_a_cancel_that_meets_the_end_of_a_wait_for(world: World) -> N
         for _ in range(number % 7):
             await asyncio.sleep(0)
         running.cancel()
-        ended = await asyncio.gather(running, return_exceptions=True)
-        assert isinstance(ended[0], asyncio.CancelledError | Completed)
+        (first,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(first, asyncio.CancelledError | Completed), first
         end = await run(store, agent, run_id)
         assert isinstance(end, Completed | Indeterminate)
-        assert len(ledger.lines()) == 1
+        ends.add(type(end).__name__)
+        assert len(world.ledger.lines(run_id)) == 1
         world.check(run_id)
+    assert "Indeterminate" in ends
 
 
 def _agent(body: Callable[[], Awaitable[str]]) -> Agent:
@@ -193,31 +183,30 @@ def _agent(body: Callable[[], Awaitable[str]]) -> Agent:
 
 
 @pytest.mark.real
-async def test_ur62_two_processes_one_directory(world: World, zygote: Zygote) -> None:
+def test_ur62_two_processes_one_directory(
+    world: World, zygote: Zygote, run_sync: Callable[..., Any]
+) -> None:
     """UR-62: while a run works, show and list work beside it and change nothing; a second run is
     refused naming the holder; after kill -9 it is free at once."""
     held = zygote.cli(*world.run_args("r1", input="x"), env=world.env(at="tool:hold"))
-    await eventually(world.ledger.lines)
+    run_sync(eventually(world.ledger.lines))
+    data = world.path("r1").read_bytes()
+    shown = world.show("r1", "--json")
+    assert (shown.code, shown.json["status"]) == (0, "running")
+    assert shown.json["waiting_on"][0]["what"] == "worker"
+    assert world.list() == {"r1": "running"}
+    second = world.run("r1")
+    assert second.code == 8
+    assert f"process {held.pid} " in one_line(second.err)
+    for how in ("--retry", "--done=1"):
+        assert world.reconcile("r1", STEP, how).code == 8
+    assert world.path("r1").read_bytes() == data
+    assert world.run("r2", input="x").code == 0  # another run of the directory
 
-    def beside() -> None:
-        data = world.path("r1").read_bytes()
-        shown = world.show("r1", "--json")
-        assert (shown.code, shown.json["status"]) == (0, "running")
-        assert shown.json["waiting_on"][0]["what"] == "worker"
-        assert world.list() == {"r1": "running"}
-        second = world.run("r1")
-        assert second.code == 8
-        assert f"process {held.pid} " in one_line(second.err)
-        for how in ("--retry", "--done=1"):
-            assert world.reconcile("r1", STEP, how).code == 8
-        assert world.path("r1").read_bytes() == data
-        assert world.run("r2", input="x").code == 0  # another run of the directory
-
-    await asyncio.to_thread(beside)
     held.kill()
-    again = zygote.cli(*world.run_args("r1"), env=world.env())
-    assert (await asyncio.to_thread(again.wait)).code == 4
-    assert (await asyncio.to_thread(held.wait)).code == -9
+    again = zygote.cli(*world.run_args("r1"), env=world.env())  # does not wait for its end
+    assert again.wait().code == 4
+    assert held.wait().code == -9
     world.check("r1")
     assert len(world.ledger.lines("r1")) == 1
 
@@ -255,9 +244,7 @@ def open_home(tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("closed", ["directory", "journal", "unreadable"])
-def test_ur62_a_directory_without_permission(
-    open_home: World, zygote: Zygote, closed: str
-) -> None:
+def test_ur62_a_directory_without_permission(open_home: World, zygote: Zygote, closed: str) -> None:
     """UR-62: read-only: show and list work, run and approve say permission (exit 9), not busy;
     what can't be read at all is a permission too, not an empty store."""
     if os.geteuid() != 0:
@@ -268,7 +255,11 @@ def test_ur62_a_directory_without_permission(
     (pending,) = world.show("r1", "--json").json["pending"]
     modes = {
         "directory": {world.runs: 0o555, world.runs / ".locks": 0o555},
-        "journal": {world.runs: 0o777, world.runs / ".locks": 0o777, world.path("r1"): 0o444},
+        "journal": {
+            world.runs: 0o777,
+            world.runs / ".locks" / "r1": 0o666,
+            world.path("r1"): 0o444,
+        },
         "unreadable": {world.runs: 0o000},
     }
     for path, mode in modes[closed].items():

@@ -1,4 +1,4 @@
-"""UR-12, UR-14, UR-16, UR-18, UR-20, UR-22: decisions that come early, late, twice, broken, at once."""
+"""UR-12, UR-14, UR-16, UR-18, UR-20, UR-22: decisions early, late, twice, broken, at once."""
 
 from __future__ import annotations
 
@@ -515,9 +515,7 @@ async def test_ur22e_a_result_that_is_too_large_or_no_json(store: Store, world: 
             await signal(store, "r1", "reconcile", payload)
     assert await count(store, "r1") == before
     assert (await state(store, "r1")).status == "indeterminate"
-    null = await signal(
-        store, "r1", "reconcile", {"step": STEP, "outcome": "done", "result": None}
-    )
+    null = await signal(store, "r1", "reconcile", {"step": STEP, "outcome": "done", "result": None})
     assert null.result == "applied"  # null is a result
     agent = world.agent()
     assert isinstance(await run(store, agent, "r1"), Completed)
@@ -526,7 +524,7 @@ async def test_ur22e_a_result_that_is_too_large_or_no_json(store: Store, world: 
 
 
 def test_ur22_indeterminate_is_not_failed_at_the_command(world: World) -> None:
-    """UR-22: another status and another exit code, from run, show and list; bad --done is exit 2."""
+    """UR-22: another status and exit code, from run, show and list; a bad --done is exit 2."""
     assert isinstance(_never_usable(world), Failed)
     assert world.run("r1", input="pay", at="tool:raise").code == 4
     codes = {run_id: world.show(run_id).code for run_id in ("bad", "r1")}

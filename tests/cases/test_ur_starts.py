@@ -25,6 +25,7 @@ from journal.stores.provision import provision
 from runfold import Completed, InputMismatch, InvalidId, open_store, run
 
 STEP = "tool/1/0/charge"
+RECONCILE = {"step": STEP, "outcome": "retry"}
 
 # ---- UR-24 ------------------------------------------------------------------------------------
 
@@ -152,14 +153,13 @@ async def test_ur64_bad_ids_at_every_door_of_the_library(store: Store, world: Wo
     agent = world.agent()
     before = tree(world.home)
     for bad in BAD:
-        marker = {"marker": f"{bad}/{STEP}@1.0123456789abcdef"}
-        reconcile = {"step": STEP, "outcome": "retry"}
+        marker = {"marker": f"r1/{STEP}@1.0123456789abcdef"}
         for door in (
             lambda bad=bad: start(store, "pay", "x", run_id=bad),
             lambda bad=bad: run(store, agent, bad, "x"),
             lambda bad=bad: run(store, agent, bad),
             lambda bad=bad, marker=marker: signal(store, bad, "approve", marker),
-            lambda bad=bad: signal(store, bad, "reconcile", reconcile),
+            lambda bad=bad: signal(store, bad, "reconcile", RECONCILE),
             lambda bad=bad: state(store, bad),
             lambda bad=bad: purge(store, bad),
             lambda bad=bad: Journal.read(store, bad),
@@ -181,11 +181,14 @@ async def test_ur64_bad_ids_at_every_door_of_the_library(store: Store, world: Wo
 def test_ur64_bad_ids_at_the_command(world: World) -> None:
     """UR-64: exit 2 in one line from run, show, reconcile, approve; nothing is made anywhere."""
     for bad in BAD:
+        of = bad if "/" not in bad else f"../{bad}"  # `a/b/tool/…` is a marker of run a
         for done in (
             world.run(bad, input="x"),
             world.cli("show", "--store", str(world.runs), "--", bad),
             world.cli("reconcile", "--retry", "--store", str(world.runs), "--", bad, STEP),
-            world.cli("approve", "--store", str(world.runs), "--", f"{bad}/{STEP}@1.0123456789abcdef"),
+            world.cli(
+                "approve", "--store", str(world.runs), "--", f"{of}/{STEP}@1.0123456789abcdef"
+            ),
             world.cli("list", "--store", str(world.runs), "--after", bad),
         ):
             assert done.code == 2, (bad, done)

@@ -62,7 +62,12 @@ class World:
             return cli(*args)
 
     def run(
-        self, run_id: str, *more: str, input: str | None = None, script: str = "charge", at: str = ""
+        self,
+        run_id: str,
+        *more: str,
+        input: str | None = None,
+        script: str = "charge",
+        at: str = "",
     ) -> Done:
         return self.cli(*self.run_args(run_id, *more, input=input), script=script, at=at)
 

@@ -90,7 +90,7 @@ class Zygote:
         return self._start(args=list(args), env=env or {}, **how)
 
     def call(self, function: str, **arguments: Any) -> Child:
-        """`module:function` with JSON arguments; async ones are run. Its result is JSON on `out`."""
+        """`module:function` with JSON arguments, also async; its result is JSON on `out`."""
         return self._start(function=function, arguments=arguments)
 
     def _start(self, **request: Any) -> Child:
@@ -123,8 +123,12 @@ class Zygote:
 
 def _serve() -> None:
     _die_with_parent()
-    import cases.child  # noqa: F401, PLC0415
-    import runfold.cli  # noqa: F401, PLC0415
+    import getpass  # noqa: F401  # late imports of the product and of msgspec: a child
+    import zoneinfo  # noqa: F401  # that became nobody may not read the interpreter
+
+    import cases.child  # noqa: F401
+
+    import runfold.cli  # noqa: F401
 
     watched = selectors.DefaultSelector()
     watched.register(0, selectors.EVENT_READ, None)
@@ -148,9 +152,7 @@ def _serve() -> None:
                 if pid == 0:
                     _child(request)
                 _tell({"number": request["number"], "pid": pid})
-                watched.register(
-                    os.pidfd_open(pid), selectors.EVENT_READ, (request["number"], pid)
-                )
+                watched.register(os.pidfd_open(pid), selectors.EVENT_READ, (request["number"], pid))
 
 
 def _tell(news: dict[str, Any]) -> None:
@@ -178,7 +180,7 @@ def _child(request: dict[str, Any]) -> None:
             os.setuid(uid)
         code = _work(request)
     except BaseException:
-        import traceback  # noqa: PLC0415
+        import traceback
 
         traceback.print_exc()
     finally:
@@ -189,7 +191,7 @@ def _child(request: dict[str, Any]) -> None:
 
 def _work(request: dict[str, Any]) -> int:
     if "args" in request:
-        from runfold.cli import main  # noqa: PLC0415
+        from runfold.cli import main
 
         sys.argv = ["runfold", *request["args"]]
         try:
@@ -197,9 +199,9 @@ def _work(request: dict[str, Any]) -> int:
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         return 0
-    import asyncio  # noqa: PLC0415
-    import importlib  # noqa: PLC0415
-    import inspect  # noqa: PLC0415
+    import asyncio
+    import importlib
+    import inspect
 
     module, _, name = request["function"].partition(":")
     result = getattr(importlib.import_module(module), name)(**request["arguments"])

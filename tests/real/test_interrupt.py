@@ -1,0 +1,165 @@
+"""Ctrl-C and SIGTERM: one line, the exit code of the signal, and a run that goes on later."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from kit.cli import Child, Cli, names
+from kit.waiting import eventually
+
+pytestmark = pytest.mark.real
+
+STEP = "tool/2/0/create_ticket"
+FAST = ("--ack-wait", "1")
+ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+SILENT = "Ctrl-C prints no line: typer turns KeyboardInterrupt into exit 130 before main() sees it"
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def number(request: pytest.FixtureRequest) -> signal.Signals:
+    found: signal.Signals = request.param
+    return found
+
+
+async def told_to_end(child: Child, number: signal.Signals) -> None:
+    """It gives the run up: one line, nothing on stdout."""
+    done = await child.done()
+    code, word = ENDS[number]
+    assert (done.code, done.out) == (code, ""), done
+    assert word in done.line and "can be taken up again" in done.line
+
+
+async def nothing_runs_in(folder: Path) -> None:
+    """Neither supervisor nor server of the embedded store."""
+
+    def gone() -> bool:
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdigit() and process.joinpath("cwd").readlink() == folder:
+                    return False
+            except OSError:
+                continue
+        return True
+
+    await eventually(gone, 20, what="no nats-server is left")
+
+
+async def test_a_run_told_to_end_in_a_model_call_goes_on_later(
+    any_cli: Cli, number: signal.Signals
+) -> None:
+    cli = any_cli
+    cli.hold("model")
+    child = await cli.begin("i1", "quick")
+    await cli.reached("model")
+    child.send(number)
+    await told_to_end(child, number)
+    cli.let_go("model")
+    if cli.kind == "embedded":
+        await nothing_runs_in(cli.folder / ".runfold")
+    # Given up in order: the next one neither asks nor waits for anybody.
+    end = await cli.run("i1", "quick")
+    assert (end.code, end.json["message"]) == (0, "Ticket filed."), end
+    assert "does not answer" not in end.err
+    assert len(cli.requests()) == 4  # the first one twice
+    assert len(cli.effects("create_ticket")) == 1
+
+
+async def test_a_run_told_to_end_in_an_async_read_goes_on_later(
+    cli: Cli, number: signal.Signals
+) -> None:
+    cli.hold("tick")
+    child = await cli.begin("i2", "clock")
+    await cli.reached("tick")
+    child.send(number)
+    await told_to_end(child, number)
+    cli.let_go("tick")
+    assert (await cli.run("i2", "clock")).code == 0
+
+
+async def test_a_sync_read_is_waited_for_and_done_again(
+    any_cli: Cli, number: signal.Signals
+) -> None:
+    """A thread can't be stopped: the run is not given up while it works."""
+    cli = any_cli
+    cli.hold("lookup")
+    child = await cli.begin("i3", "quick")
+    await cli.reached("lookup")
+    child.send(number)
+    refused = await cli.run("i3", "quick", *FAST)
+    assert (refused.code, refused.json["error"]["code"]) == (8, "store_locked"), refused
+    assert child.running
+    cli.let_go("lookup")
+    await told_to_end(child, number)
+    if cli.kind == "embedded":
+        await nothing_runs_in(cli.folder / ".runfold")
+    end = await cli.run("i3", "quick")
+    assert (end.code, end.json["message"]) == (0, "Ticket filed."), end
+    assert len(cli.effects("create_ticket")) == 1
+
+
+async def test_a_sync_write_that_was_cut_off_is_unknown_never_repeated(
+    cli: Cli, number: signal.Signals
+) -> None:
+    cli.hold("create_ticket")
+    child = await cli.begin("i4", "quick")
+    await cli.reached("create_ticket")
+    child.send(number)
+    refused = await cli.run("i4", "quick", *FAST)
+    assert refused.code == 8, refused
+    cli.let_go("create_ticket")
+    await told_to_end(child, number)
+    again = await cli.run("i4", "quick", *FAST)
+    # Told to end while it ran: either its result was recorded, or nobody knows it.
+    written = names(await cli.records("i4"))
+    assert again.code == (0 if f"step.completed {STEP}" in written else 4), again
+    assert len(cli.effects("create_ticket")) == 1
+
+
+async def test_a_second_signal_while_a_tool_still_runs_does_no_harm(
+    cli: Cli, number: signal.Signals
+) -> None:
+    cli.hold("lookup")
+    child = await cli.begin("i5", "quick")
+    await cli.reached("lookup")
+    for _ in range(3):
+        child.send(number)
+        await cli.forked([["show", "i5"]], at_once=1)  # time enough for it to be taken notice of
+    cli.let_go("lookup")
+    await told_to_end(child, number)
+    end = await cli.run("i5", "quick", *FAST)
+    assert (end.code, end.json["message"]) == (0, "Ticket filed."), end
+    assert len(cli.effects("create_ticket")) == 1
+
+
+async def test_a_killed_user_of_the_embedded_server_leaves_none(embedded: Cli) -> None:
+    embedded.hold("model")
+    child = await embedded.begin("i6", "quick")
+    await embedded.reached("model")
+    await child.kill()
+    embedded.let_go("model")
+    await nothing_runs_in(embedded.folder / ".runfold")
+    assert (await embedded.run("i6", "quick", *FAST)).code == 0
+
+
+async def test_a_reader_that_hangs_up_is_no_error(on_file: Cli) -> None:
+    """`runfold list | head -1`."""
+    lines = [["run", *run_words(f"p{n}")] for n in range(3)]
+    await on_file.forked(lines, at_once=2)
+    pipe = "runfold list --json | true; echo ${PIPESTATUS[0]}"
+    child = await on_file.execute("bash", "-c", pipe.replace("runfold", _command()))
+    done = await child.done()
+    assert done.out.strip() in ("0", "1") and done.err == "", done
+
+
+def run_words(id: str) -> list[str]:
+    from kit.cli import run_line
+
+    return list(run_line(id, "clock", input="x"))[1:]
+
+
+def _command() -> str:
+    from kit.cli import RUNFOLD
+
+    return RUNFOLD
