@@ -11,8 +11,8 @@ from msgspec import Struct
 from . import ids
 from .errors import StaleSignal
 from .fold import Fold
-from .handle import Journal
 from .ids import RunId
+from .log import Log
 from .messages import JSON
 from .records import RunPurged, RunStarted
 from .signals import AnySignal, Append, Repeated, decide_signal, parse_request_id, parse_signal
@@ -56,7 +56,7 @@ async def start(
     body = RunStarted(
         run=run, agent=agent, revision=revision, input=value, digest=input_digest(agent, value)
     )
-    journal = await Journal.read(store, run, by=by)
+    journal = await Log.read(store, run, by=by)
     written = await journal.append(lambda fold: body if decide_start(fold, body) else None)
     return Started(run_id=run, created=written is not None)
 
@@ -78,7 +78,7 @@ async def signal(
     wanted = parse_signal(name, payload)
     given = parse_request_id(request_id or wanted.request_id or None)
     request = given or f"{name}:{secrets.token_hex(8)}"
-    journal = await Journal.read(store, run_id, by=by)
+    journal = await Log.read(store, run_id, by=by)
     journal.check_runnable()
     # Not asked again at a new tail: a holder that comes later can't be inside a start made before
     # it came, and a start it makes is not the one this signal is then about.
@@ -103,7 +103,7 @@ async def signal(
 
 async def state(store: Store, run_id: str) -> RunState:
     """The run as it is now. Raises RunNotFound, JournalDamaged."""
-    journal = await Journal.read(store, run_id)
+    journal = await Log.read(store, run_id)
     if journal.fold.started is None:
         journal.check_runnable()
     held = await store.holder(journal.run_id) is not None
@@ -116,7 +116,7 @@ async def purge(store: Store, run_id: str, *, by: str = "library") -> None:
     The tombstone is appended by compare-and-swap, then what is before it is removed; after a crash
     between the two, call it again. Raises RunNotFound; StaleSignal where the run has not ended.
     """
-    journal = await Journal.read(store, run_id, by=by)
+    journal = await Log.read(store, run_id, by=by)
     if journal.fold.purged is None:
         journal.check_runnable()
         await journal.append(_tombstone)

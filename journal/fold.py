@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, assert_never
 
-import msgspec
 from msgspec import UNSET
 
 from .codec import Damage, Entry, record_hash
-from .ids import valid_name
-from .messages import JSON, Reply
+from .messages import JSON
 from .records import (
     HOLDER_RECORDS,
     ZERO_HASH,
@@ -32,64 +30,9 @@ from .records import (
     StepStarted,
     VerdictAsk,
 )
+from .step_state import ModelReply, StepState, model_reply
 
 End: TypeAlias = RunCompleted | Commit
-
-
-class StepState:
-    """What the journal knows of one step: its starts, its result, what a person said of a start."""
-
-    __slots__ = ("completed", "doubted", "name", "reconciled", "starts")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.doubted = 0
-        self.starts: list[StepStarted] = []
-        self.completed: StepCompleted | None = None
-        self.reconciled: dict[int, Signal] = {}
-
-    @property
-    def last(self) -> StepStarted:
-        """The latest start; only where there is one."""
-        return self.starts[-1]
-
-    @property
-    def unsafe(self) -> bool:
-        """Whether twice may do harm: any start was recorded unsafe (a permitted second start of a
-        tool declared safe by then is one too), or a holder parked because the code says so now."""
-        return self.doubted > 0 or any(start.replay == "unsafe" for start in self.starts)
-
-    @property
-    def unknown(self) -> bool:
-        """An unsafe start without a result that nobody has settled (R23)."""
-        return (
-            self.completed is None
-            and bool(self.starts)
-            and self.last.n not in self.reconciled
-            and self.unsafe
-        )
-
-    def copy(self) -> StepState:
-        other = StepState(self.name)
-        other.starts = list(self.starts)
-        other.completed = self.completed
-        other.doubted = self.doubted
-        other.reconciled = dict(self.reconciled)
-        return other
-
-
-class ModelReply:
-    """The last model reply that passed the gate: its calls, their steps and verdicts."""
-
-    __slots__ = ("completed", "reply", "steps")
-
-    def __init__(self, completed: StepCompleted) -> None:
-        self.completed = completed
-        self.reply = msgspec.convert(completed.result, Reply)
-        ordinal = completed.step.rpartition("/")[2]
-        self.steps = tuple(
-            call_step(ordinal, index, call.name) for index, call in enumerate(self.reply.calls)
-        )
 
 
 class Fold:
@@ -323,14 +266,14 @@ class Fold:
         if step is not None and step.completed is not None:
             raise Damage(f"record {record.n} completes {record.step} a second time")
         if record.verdicts:
-            _reply(record)
+            model_reply(record)
 
     def _complete(self, record: StepCompleted) -> None:
         step = self.steps.setdefault(record.step, StepState(record.step))
         step.completed = record
         self.open.pop(record.step, None)
         if step.starts and step.last.kind == "model":
-            self.reply = _reply(record) if record.verdicts else None
+            self.reply = model_reply(record) if record.verdicts else None
 
     def _check_reconcile(self, record: Signal) -> None:
         step = self.steps.get(str(record.payload.get("step")))
@@ -352,19 +295,3 @@ class Fold:
                 step.reconciled.setdefault(record.payload["start"], record)
             case other:
                 assert_never(other)
-
-
-def _reply(record: StepCompleted) -> ModelReply:
-    """The reply in a model step of the loop; other model steps hold any JSON, no verdicts."""
-    try:
-        reply = ModelReply(record)
-    except msgspec.ValidationError as error:
-        raise Damage(f"record {record.n} has verdicts on no reply: {error}") from error
-    if len(reply.steps) != len(record.verdicts):
-        raise Damage(f"record {record.n} has {len(record.verdicts)} verdicts")
-    return reply
-
-
-def call_step(reply: str | int, index: int, tool: str) -> str:
-    """`tool/<reply>/<index>/<tool>`; `?` for a tool name that is none (it is never started)."""
-    return f"tool/{reply}/{index}/{tool if valid_name(tool) else '?'}"

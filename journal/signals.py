@@ -22,10 +22,11 @@ from .errors import (
     StaleSignal,
 )
 from .escape import visible
-from .fold import Fold, StepState
+from .fold import Fold
 from .limits import SIGNAL_BYTES_MAX
 from .messages import JSON
 from .records import Signal as SignalRecord
+from .step_state import StepState
 from .values import BadJSON, canonical, normalise, parse_strict
 
 # `request_id` is optional in each payload (PROTOCOL 8); it becomes the record's own field.

@@ -14,10 +14,11 @@ from typing import TypeAlias
 from msgspec import UNSET, Struct
 
 from .errors import InputMismatch
-from .fold import Fold, StepState
+from .fold import Fold
 from .limits import TOOL_TIMEOUT_S
 from .messages import JSON
 from .records import Kind, RunStarted, StepCompleted, StepError, StepStarted
+from .step_state import StepState
 from .values import call_digest, canonical, digest
 
 

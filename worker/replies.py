@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from journal import ids, limits
-from journal.fold import Fold, call_step
+from journal.fold import Fold
 from journal.messages import JSON, Reply, ToolRequest
 from journal.records import (
     StepCompleted,
@@ -25,6 +25,7 @@ from journal.records import (
     VerdictAsk,
     VerdictDeny,
 )
+from journal.step_state import call_step
 from journal.steps import Call, Run, decide_step, make_call
 from journal.values import call_digest, marker_digest
 

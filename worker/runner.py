@@ -20,6 +20,7 @@ from journal.errors import (
 from journal.fold import Fold
 from journal.handle import Journal
 from journal.limits import ACK_WAIT_MAX_S, ACK_WAIT_MIN_S, ACK_WAIT_S
+from journal.log import Log
 from journal.messages import JSON, Message
 from journal.records import Park
 from journal.stepping import RetryLater
@@ -57,7 +58,7 @@ async def run(
         run_id = started.run_id
     elif run_id is None:
         raise RunNotFound("a run is started with an input, or resumed by its id")
-    looked_at = await Journal.read(store, ids.run_id(run_id))
+    looked_at = await Log.read(store, ids.run_id(run_id))
     _check(looked_at, agent)
     ended = outcome(looked_at.fold) if looked_at.fold.finished else None
     if ended is not None:
@@ -82,7 +83,7 @@ def _plain(input: JSON | Sequence[Message]) -> JSON:
     return [msgspec.to_builtins(item) if isinstance(item, Message) else item for item in items]
 
 
-def _check(journal: Journal, agent: Agent) -> None:
+def _check(journal: Log, agent: Agent) -> None:
     journal.check_runnable()
     assert journal.fold.started is not None
     bound = journal.fold.started.agent

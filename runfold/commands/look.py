@@ -10,10 +10,10 @@ import typer
 from journal.codec import Entry
 from journal.errors import JournalDamaged
 from journal.escape import visible
-from journal.handle import Journal
 from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
 from journal.limits import LIST_PAGE
+from journal.log import Log
 from journal.store import Store
 from journal.views import run_json
 
@@ -44,7 +44,7 @@ def show(
         try:
             async with opened(Target(store, namespace, creds)) as opened_store:
                 loaded = await opened_store.load(run)
-                journal = await Journal.read(opened_store, run)
+                journal = await Log.read(opened_store, run)
                 held = await opened_store.holder(run) is not None
         except JournalDamaged as damage:
             _print_timeline(damage.good, json)
@@ -123,7 +123,7 @@ async def _page(
 async def _summary(store: Store, run: RunId) -> dict[str, Any] | None:
     """The run object; for a damaged journal its status and reason; None for a purged run."""
     try:
-        journal = await Journal.read(store, run)
+        journal = await Log.read(store, run)
     except JournalDamaged as damage:
         return _unreadable(run, "damaged", damage.message)
     if journal.fold.started is None:

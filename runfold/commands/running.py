@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import RunfoldError
-from journal.handle import Journal
 from journal.ids import new_run_id, shown
 from journal.ids import run_id as checked_run_id
 from journal.limits import ACK_WAIT_S
+from journal.log import Log
 from journal.values import BadJSON, parse_strict
 from journal.views import Waiting, run_json
 from worker.agent import Agent
@@ -76,13 +76,13 @@ def run_command(
                 run_id = new_run_id()
             end = await run(opened_store, found, run_id, value, ack_wait_s=ack_wait, on_wait=note)
             assert run_id is not None
-            journal = await Journal.read(opened_store, run_id)
+            journal = await Log.read(opened_store, run_id)
         return _print(journal, end, json, store)
 
     execute(json, body())
 
 
-def _print(journal: Journal, end: object, json: bool, store: str | None) -> int:
+def _print(journal: Log, end: object, json: bool, store: str | None) -> int:
     shape: dict[str, Any] = run_json(journal.fold)
     if isinstance(end, Waiting):
         shape["status"] = "waiting"

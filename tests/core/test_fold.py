@@ -34,9 +34,10 @@ from kit.build import (
 )
 
 from journal.codec import Damage, Entry, seal
-from journal.fold import Fold, call_step
+from journal.fold import Fold
 from journal.messages import Reply
 from journal.records import Commit, Record, RunPurged, StepCompleted, StepError
+from journal.step_state import call_step
 
 READ, PAY = "tool/1/0/lookup", "tool/1/1/pay"
 ASK = asking(1, 1, "pay")

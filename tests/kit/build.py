@@ -13,7 +13,7 @@ import msgspec
 
 from journal.claims import Answer
 from journal.codec import Entry, decode, seal
-from journal.fold import Fold, call_step
+from journal.fold import Fold
 from journal.ids import RunId
 from journal.messages import JSON, Reply, ToolRequest
 from journal.records import (
@@ -34,6 +34,7 @@ from journal.records import (
     VerdictAsk,
     VerdictDeny,
 )
+from journal.step_state import call_step
 from journal.steps import input_digest, make_call, step_key
 from journal.store import AppendAnswer, Appended, Loaded, Unknown
 from journal.stores.memory import MemoryStore

@@ -301,9 +301,9 @@ async def test_an_input_that_is_none_is_refused(cli: Cli, agents: Path) -> None:
 
 async def test_standard_input_must_be_utf8(on_file: Cli) -> None:
     line = ("run", DESK, "--id", "a1", "--input", "-", "--json")
-    is_refused(await on_file(*line, stdin=b"a\xffb"), 2, "usage")
+    is_refused(await on_file.typed(*line, stdin=b"a\xffb"), 2, "usage")
     assert await on_file.contents() == {}
-    assert (await on_file(*line, stdin="é\u2028😀".encode())).code == 3
+    assert (await on_file.typed(*line, stdin="é\u2028😀".encode())).code == 3
     assert (await on_file.records("a1"))[0].input == "é\u2028😀"  # type: ignore[attr-defined]
 
 
@@ -419,4 +419,4 @@ async def test_help_and_version_are_no_errors(on_file: Cli) -> None:
 
 async def test_python_without_assertions_is_refused(on_file: Cli) -> None:
     on_file.env["PYTHONOPTIMIZE"] = "1"
-    is_refused(await on_file("list", "--json"), 2, "usage")
+    is_refused(await on_file.typed("list", "--json"), 2, "usage")

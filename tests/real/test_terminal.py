@@ -236,9 +236,8 @@ async def test_a_terminal_without_unicode_gets_escapes_not_an_error(
     on_file: Cli, agent: str
 ) -> None:
     on_file.env |= {"PYTHONIOENCODING": "ascii"}
-    run = ["run", f"{agent}:agent", "--id=é", "--input=é"]
-    (refused,) = await on_file.forked([run], at_once=1)
+    refused = await on_file.typed("run", f"{agent}:agent", "--id=é", "--input=é")
     assert refused.code == 2 and "\\xe9" in refused.line
-    run = ["run", f"{agent}:agent", "--id=u1", "--input=é漢😀"]
-    done, shown = await on_file.forked([run, ["show", "u1"]], at_once=1)
+    done = await on_file.typed("run", f"{agent}:agent", "--id=u1", "--input=é漢😀")
+    shown = await on_file.typed("show", "u1")
     assert (done.code, shown.code) == (3, 3), (done, shown)

@@ -69,15 +69,15 @@ def ledgers(cli: Cli) -> tuple[list[str], list[str]]:
 async def test_four_commands_in_a_fresh_directory(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "fresh", None)
     store = ("--store", "./runs")
-    marker = awaits_approval(await cli(*RUN, *store), 7)
+    marker = awaits_approval(await cli.typed(*RUN, *store), 7)
     assert ledgers(cli) == (["llm/1", "llm/2"], [])
-    approved = await cli("approve", marker, *store)
+    approved = await cli.typed("approve", marker, *store)
     assert (approved.code, approved.err) == (0, "") and "approve: recorded" in approved.out
-    is_answered(await cli(*RUN, *store), 13)
+    is_answered(await cli.typed(*RUN, *store), 13)
     assert ledgers(cli) == (["llm/1", "llm/2", "llm/3"], ["VPN is down"])
     on_file = cli.on("runs")
     before = await on_file.contents()
-    is_answered(await cli(*RUN, *store), 13)
+    is_answered(await cli.typed(*RUN, *store), 13)
     assert await on_file.contents() == before
     assert ledgers(cli) == (["llm/1", "llm/2", "llm/3"], ["VPN is down"])
     assert names(await on_file.records("a1")) == FIRST + THEN
@@ -89,11 +89,11 @@ async def test_four_commands_in_a_fresh_directory(tmp_path: Path) -> None:
 
 
 async def test_the_same_without_a_store_and_no_server_is_left(embedded: Cli) -> None:
-    marker = awaits_approval(await embedded(*RUN), 9)
+    marker = awaits_approval(await embedded.typed(*RUN), 9)
     await no_server_runs_on(embedded.folder)
-    assert (await embedded("approve", marker)).code == 0
-    is_answered(await embedded(*RUN), 16)
-    again = await embedded(*RUN)
+    assert (await embedded.typed("approve", marker)).code == 0
+    is_answered(await embedded.typed(*RUN), 16)
+    again = await embedded.typed(*RUN)
     is_answered(again, 16)
     assert ledgers(embedded) == (["llm/1", "llm/2", "llm/3"], ["VPN is down"])
     await no_server_runs_on(embedded.folder)
@@ -104,12 +104,12 @@ async def test_the_same_on_a_server_once_init_was_run(
 ) -> None:
     cli = Cli(tmp_path / "work", nats_server.url, namespace)
     store = ("--store", nats_server.url)
-    refused = await cli(*RUN, *store)
+    refused = await cli.typed(*RUN, *store)
     assert refused.code == 9 and refused.json["error"]["code"] == "not_provisioned"
     assert "runfold init" in refused.line
-    made = await cli("init", *store, "--json")
+    made = await cli.typed("init", *store, "--json")
     assert (made.code, made.json["created"]) == (0, True)
-    again = await cli("init", *store, "--json")
+    again = await cli.typed("init", *store, "--json")
     assert (again.code, again.json["created"]) == (0, False)
 
     def unverified(done: Done) -> Done:
@@ -117,11 +117,11 @@ async def test_the_same_on_a_server_once_init_was_run(
         assert done.err.startswith("runfold: storage ") and done.err.count("\n") == 1, done
         return done._replace(err="")
 
-    marker = awaits_approval(unverified(await cli(*RUN, *store)), 9)
-    assert (await cli("approve", marker, *store)).code == 0
-    is_answered(unverified(await cli(*RUN, *store)), 16)
+    marker = awaits_approval(unverified(await cli.typed(*RUN, *store)), 9)
+    assert (await cli.typed("approve", marker, *store)).code == 0
+    is_answered(unverified(await cli.typed(*RUN, *store)), 16)
     before = await cli.contents()
-    is_answered(unverified(await cli(*RUN, *store)), 16)
+    is_answered(unverified(await cli.typed(*RUN, *store)), 16)
     assert await cli.contents() == before
     assert ledgers(cli) == (["llm/1", "llm/2", "llm/3"], ["VPN is down"])
     assert names(await cli.records("a1")) == CLAIMED

@@ -1,0 +1,264 @@
+"""Shell: a run's journal as anybody may read it and append to it: the append rule (PROTOCOL 3).
+
+Why it is safe: every append names the tail its decision was made at, so whatever moved the tail
+(a signal, a claim, the own record landing late) makes it lose, re-read and decide again. A holder
+that reads a newer claim, or a record of a newer version, stops there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Self, TypeVar
+
+import msgspec
+
+from . import ids
+from .codec import Damage, Entry, seal
+from .errors import (
+    ConcurrentUse,
+    Fenced,
+    JournalDamaged,
+    NewerVersion,
+    RunNotFound,
+    StoreUnavailable,
+    TooLarge,
+)
+from .fold import Fold
+from .ids import RunId
+from .limits import APPEND_BUDGET_S
+from .records import (
+    HOLDER_RECORDS,
+    Commit,
+    Park,
+    Record,
+    Release,
+    RunCompleted,
+    RunStarted,
+    Status,
+)
+from .store import Appended, Loaded, Store, Unknown
+from .views import RunState, run_state
+
+Body = TypeVar("Body", bound=Record)
+
+
+class Log:
+    """One run's journal. `fold` is its state up to the token `tail`; `torn` as in Loaded.
+
+    `claim` is the n of this writer's claim, 0 without one; an `owner` (lock or claim) stops for
+    good where the run is no longer its own. One task at a time (R46).
+    """
+
+    def __init__(self, store: Store, run_id: RunId, *, by: str) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.fold = Fold()
+        self.tail = 0
+        self.torn = 0
+        self.claim = 0
+        self.owner = False
+        self._by = by
+        self._nonce = secrets.token_hex(6)
+        self._counter = 0
+        self._appending = False
+        self._stopped = False
+
+    @classmethod
+    async def read(cls, store: Store, run_id: str, *, by: str = "") -> Self:
+        """The journal as it is, without owning the run; `fold.n` is 0 where there is none."""
+        log = cls(store, ids.run_id(run_id), by=by or "library")
+        await log.refresh()
+        return log
+
+    @property
+    def state(self) -> RunState:
+        """The run as of `tail`; only where it has started."""
+        return run_state(self.fold)
+
+    def check_runnable(self) -> None:
+        """Raises RunNotFound or NewerVersion where this version can't run it."""
+        if self.fold.started is None and self.fold.newer is None:
+            what = "was purged" if self.fold.purged else "does not exist"
+            raise RunNotFound(
+                f"run {self.run_id} {what}",
+                run_id=self.run_id,
+                hint="`runfold list` shows the runs",
+            )
+        self._check_newer()
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Fold what was appended since. An owner raises Fenced where somebody else claimed the run,
+        NewerVersion where a newer Runfold wrote to it."""
+        self._take(await self.store.load(self.run_id, after=self.tail), "")
+        if self.owner:
+            self._check_newer()
+
+    def _take(self, loaded: Loaded, record_id: str) -> Record | None:
+        """Fold new entries; the one with our id, if it is among them. Raises Fenced first."""
+        landed: Record | None = None
+        fresh = self.fold.n == 0
+        for index, entry in enumerate(loaded.entries):
+            try:
+                self._check_id(entry.record)
+                self.fold.apply(entry)
+            except Damage as damage:
+                at = self.store.where(self.run_id, index if fresh else self.fold.n, entry)
+                raise JournalDamaged(
+                    f"run {self.run_id}: {at}: {damage}",
+                    where=at,
+                    run_id=self.run_id,
+                    hint="nothing was executed; restore the journal from a backup or export",
+                    good=loaded.entries[:index],
+                ) from damage
+            self.tail = entry.position
+            if entry.record.id == record_id:
+                landed = entry.record
+        self.torn = self.torn or loaded.torn
+        newest = next(reversed(self.fold.claims), 0)
+        if self.claim and newest > self.claim:
+            self._stopped = True
+            raise Fenced(
+                f"run {self.run_id} was taken over by worker {self.fold.claims[newest].worker}, "
+                f"record {newest}",
+                run_id=self.run_id,
+                hint="this process stopped the run; the other one goes on with it",
+            )
+        return landed
+
+    def _check_newer(self) -> None:
+        """A record of a newer version may mean anything, a claim or a cancel: nothing is written
+        after it (R18)."""
+        if self.fold.newer is not None:
+            self._stopped = True
+            raise NewerVersion(
+                f"run {self.run_id} holds a record this version can't read: {self.fold.newer}",
+                run_id=self.run_id,
+                hint="update this installation",
+            )
+
+    def _check_id(self, record: Record) -> None:
+        if isinstance(record, RunStarted) and record.run != self.run_id:
+            raise Damage(f"it is the journal of run {record.run}")
+
+    # ---- appending ----------------------------------------------------------------------------
+
+    async def append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
+        """Append what `decide` asks for at the tail; None where it says nothing is due any more.
+
+        `decide` is pure and is asked again at every new tail. Raises what it raises; Fenced;
+        TooLarge (nothing was sent); StoreUnavailable when the outcome stays unknown for the budget:
+        then this handle is over, because the record may land later.
+        """
+        if self._appending:
+            raise self._concurrent()
+        self._appending = True
+        try:
+            return await self._append(decide)
+        finally:
+            self._appending = False
+
+    async def _append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
+        if self._stopped:
+            raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
+        self._check_newer()
+        body = decide(self.fold)
+        if body is None:
+            return None
+        self._counter += 1
+        record_id = f"{self._nonce}-{self._counter}"
+        deadline = time.monotonic() + APPEND_BUDGET_S
+        pause_s = 0.01
+        record, entry = self._seal(body, record_id)
+        while True:
+            before = self.tail
+            landed, cause = await self._try(entry, record_id)
+            if landed:
+                return record
+            if self.tail != before:  # the sequence it expected is spent: it can't land any more
+                body = decide(self.fold)
+                if body is None:
+                    return None
+                record, entry = self._seal(body, record_id)
+                continue
+            if time.monotonic() > deadline:
+                self._stopped = True
+                raise StoreUnavailable(
+                    f"run {self.run_id}: whether record {record.n} was stored is unknown: {cause}",
+                    run_id=self.run_id,
+                    hint="run or send it again: the journal will tell",
+                )
+            await self._pause(pause_s)
+            pause_s = min(pause_s * 2, 1.0)
+
+    async def _try(self, entry: Entry, record_id: str) -> tuple[bool, str]:
+        """One try and, where its answer is not Appended, the read that settles it: whether it
+        landed, and why that was in doubt. Whatever is raised here but TooLarge leaves it unknown
+        whether the record will land, so this handle is over then."""
+        try:
+            answer = await self.store.append(self.run_id, entry, expected=self.tail)
+            if isinstance(answer, Appended):
+                self.fold.apply(msgspec.structs.replace(entry, position=answer.tail))
+                self.tail = answer.tail
+                return True, ""
+            landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
+            self._check_newer()
+        except TooLarge:
+            raise  # nothing was sent
+        except BaseException:
+            self._stopped = True
+            raise
+        cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
+        return landed is not None, cause
+
+    async def _pause(self, pause_s: float) -> None:
+        try:
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        except asyncio.CancelledError:
+            self._stopped = True  # what was published may still land
+            raise
+
+    def _seal(self, body: Body, record_id: str) -> tuple[Body, Entry]:
+        claim = self.claim if isinstance(body, HOLDER_RECORDS) else 0
+        record, raw = seal(
+            body,
+            n=self.fold.n + 1,
+            id=record_id,
+            at=now_text(),
+            by=self._by,
+            prev=self.fold.head,
+            claim=claim,
+        )
+        self.fold.check(record)  # our own record must be one that every reader takes
+        entry = Entry(record, raw)
+        if self.store.shared:
+            entry = Entry(record, raw, self._status_after(entry))
+        return record, entry
+
+    def _status_after(self, entry: Entry) -> Status:
+        """The status this record leaves. Under a live claim all but its ends leave it running: no
+        fold needed, which keeps a step's cost flat."""
+        ends = isinstance(entry.record, Release | Park | RunCompleted | Commit)
+        if self.fold.claim is not None and not ends:
+            return "running"
+        after = self.fold.copy()
+        after.apply(entry)
+        return after.status()
+
+    def _concurrent(self) -> ConcurrentUse:
+        return ConcurrentUse(
+            f"run {self.run_id}: two tasks use one journal handle at once",
+            run_id=self.run_id,
+            hint="await one step before the next",
+        )
+
+
+def now_text() -> str:
+    """RFC 3339 UTC with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
