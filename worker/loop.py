@@ -116,16 +116,17 @@ async def _model_step(
                 run_id=journal.run_id,
                 hint="nothing of it was recorded; run again to go on from here",
             ) from error
-        result = recordable(reply, f"the reply of {step}")
         try:
-            checked = msgspec.convert(result, Reply)
-        except msgspec.ValidationError as error:
+            plain = msgspec.to_builtins(reply)
+            checked = msgspec.convert(plain, Reply)
+        except (msgspec.ValidationError, TypeError) as error:
             raise StepFailed(
                 f"run {journal.run_id}: the model of {step} returned no Reply: {error}",
                 step=step,
                 run_id=journal.run_id,
                 hint="mend the model's adapter; nothing of it was recorded",
             ) from error
+        result = recordable(plain, f"the reply of {step}")
         verdicts = judge_reply(agent, journal.run_id, n, checked)
         return StepCompleted(step=step, result=result, verdicts=verdicts)
 

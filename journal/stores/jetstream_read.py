@@ -176,7 +176,7 @@ class Reader:
             if not last < seq <= tail or before != str(found[-1].seq if found else 0):
                 return True
             found.append(_Stored(seq, reply.data, headers))
-            return seq == tail
+            return seq == tail  # not needed for safety: the status ends it too
 
         request = {
             "seq": last + 1,

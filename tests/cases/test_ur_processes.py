@@ -23,6 +23,7 @@ from kit.waiting import eventually
 
 from journal.ids import RunId
 from journal.store import Store
+from journal.stores import file as file_store
 from runfold import (
     Agent,
     Completed,
@@ -231,6 +232,31 @@ async def test_ur62_a_forked_child_of_a_killed_holder_does_not_keep_the_run(
     world.check("r1")
 
 
+@pytest.mark.xfail(strict=True, reason="closing the file does not unlock what a child shares")
+async def test_ur62_a_child_forked_in_the_middle_of_an_append_does_not_keep_the_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UR-62: a tool forks while another thread of the process appends: the child has the locked
+    descriptor too, and lives on; the next append goes through."""
+    monkeypatch.setattr(file_store, "LOCK_WAIT_S", 0.3)
+    world.runs.mkdir()
+    sync, children = os.fsync, list[int]()
+
+    def fork_and_sync(fd: int) -> None:
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                signals.pause()
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fork_and_sync)
+    try:
+        assert isinstance(await run(world.store(), world.agent(), "r1", "x"), Completed)
+    finally:
+        os.kill(children[0], signals.SIGKILL)
+        await eventually(lambda: os.waitpid(children[0], os.WNOHANG) != (0, 0))
+
+
 @pytest.fixture
 def open_home(tmp_path: Path) -> Iterator[World]:
     """A world that another user can reach: pytest's own directories are closed to others."""
@@ -308,7 +334,6 @@ async def test_ur62_a_file_system_without_locks(
     assert os.strerror(number) in refused.value.message
     assert not world.ledger.lines("r1")
     assert world.asked() == ["llm/1", "llm/2"]
-    assert isinstance(await run(world.store(), world.agent(), "done"), Completed)
     monkeypatch.undo()
     assert isinstance(await run(world.store(), world.agent(), "r1", "x"), Completed)
     assert len(await check_store(world.store(), RunId("r1"))) == 8

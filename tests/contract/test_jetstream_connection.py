@@ -232,13 +232,24 @@ async def test_a_store_that_is_not_open_is_an_error(server: NatsServer) -> None:
             await store.load(RunId("run-1"))
 
 
+async def freeze(server: NatsServer, connection: nats_connection.Connection) -> None:
+    """Pause the server, and wait until it is: the signal is not."""
+    server.pause()
+
+    async def frozen() -> bool:
+        reply = await connection.request("nobody.here", b"", timeout_s=0.2)
+        return isinstance(reply, NoReply) and not reply.nobody
+
+    await eventually(frozen)
+
+
 async def test_a_frozen_server_is_left_for_another_though_bytes_to_it_are_unsent(
     direct: JetStreamStore,
     server: NatsServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nats_connection, "PING_INTERVAL_S", 0.2)
+    monkeypatch.setattr(nats_connection, "PING_INTERVAL_S", 0.5)
     other = await NatsServer.start(tmp_path / "other")
     try:
         connection = nats_connection.Connection(f"{server.url},{other.url}", namespace="test")
@@ -246,7 +257,7 @@ async def test_a_frozen_server_is_left_for_another_though_bytes_to_it_are_unsent
         client = connection._nc
         on_first = client.connected_url.netloc in server.url
         frozen, alive = (server, other) if on_first else (other, server)
-        frozen.pause()
+        await freeze(frozen, connection)
         asked = [
             asyncio.create_task(connection.request("x.y", b"z" * 900_000, timeout_s=100))
             for _ in range(20)  # more than the kernel takes
@@ -265,14 +276,14 @@ async def test_a_frozen_server_is_left_for_another_though_bytes_to_it_are_unsent
 async def test_a_store_on_a_frozen_server_can_be_left(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_connection, "PING_INTERVAL_S", 0.2)
+    monkeypatch.setattr(nats_connection, "PING_INTERVAL_S", 0.5)
     monkeypatch.setattr(nats_client, "CLOSE_WAIT_S", 0.5)
     monkeypatch.setattr(jetstream, "APPEND_TRY_S", 0.3)
     await provision(server.url)
     chain = Chain()
     large = chain.started("x" * 900_000)
     async with JetStreamStore(server.url) as store:
-        server.pause()
+        await freeze(server, store._connection)
         answers = await asyncio.gather(
             *(store.append(RunId(f"run-{n}"), large, expected=0) for n in range(20))
         )

@@ -10,9 +10,9 @@ from kit.build import VirtualTime
 def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     """The clock and the sleep of the journal handle. No core test ever waits."""
     time = VirtualTime()
-    for module in ("journal.handle", "journal.stepping", "journal.ownership"):
+    for module in ("journal.log", "journal.stepping", "journal.ownership"):
         monkeypatch.setattr(f"{module}.asyncio", time)
-    for module in ("journal.handle", "journal.stepping"):
+    for module in ("journal.log", "journal.stepping"):
         monkeypatch.setattr(f"{module}.time", time)
     return time
 

@@ -6,15 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit.cli import Child, Cli, names
+from kit.cli import RUNFOLD, Child, Cli, Done, names, run_line
 from kit.waiting import eventually
 
 pytestmark = pytest.mark.real
 
 STEP = "tool/2/0/create_ticket"
 FAST = ("--ack-wait", "1")
-ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
-SILENT = "Ctrl-C prints no line: typer turns KeyboardInterrupt into exit 130 before main() sees it"
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -23,12 +21,12 @@ def number(request: pytest.FixtureRequest) -> signal.Signals:
     return found
 
 
-async def told_to_end(child: Child, number: signal.Signals) -> None:
-    """It gives the run up: one line, nothing on stdout."""
+async def told_to_end(child: Child, number: signal.Signals) -> Done:
+    """It gives the run up, with the exit code of the signal and no outcome on stdout."""
     done = await child.done()
-    code, word = ENDS[number]
-    assert (done.code, done.out) == (code, ""), done
-    assert word in done.line and "can be taken up again" in done.line
+    assert (done.code, done.out) == (128 + number, ""), done
+    assert "Traceback" not in done.err and "Task was destroyed" not in done.err, done
+    return done
 
 
 async def nothing_runs_in(folder: Path) -> None:
@@ -44,6 +42,30 @@ async def nothing_runs_in(folder: Path) -> None:
         return True
 
     await eventually(gone, 20, what="no nats-server is left")
+
+
+SAID = [
+    pytest.param(
+        signal.SIGINT,
+        "interrupted",
+        marks=pytest.mark.xfail(
+            strict=True, reason="typer makes exit 130 of Ctrl-C before main() could say a word"
+        ),
+    ),
+    pytest.param(signal.SIGTERM, "terminated"),
+]
+
+
+@pytest.mark.parametrize(("which", "word"), SAID)
+async def test_a_run_told_to_end_says_so_in_one_line(
+    any_cli: Cli, which: signal.Signals, word: str
+) -> None:
+    any_cli.hold("model")
+    child = await any_cli.begin("i0", "quick")
+    await any_cli.reached("model")
+    child.send(which)
+    done = await told_to_end(child, which)
+    assert word in done.line and "can be taken up again" in done.line
 
 
 async def test_a_run_told_to_end_in_a_model_call_goes_on_later(
@@ -145,21 +167,7 @@ async def test_a_killed_user_of_the_embedded_server_leaves_none(embedded: Cli) -
 
 async def test_a_reader_that_hangs_up_is_no_error(on_file: Cli) -> None:
     """`runfold list | head -1`."""
-    lines = [["run", *run_words(f"p{n}")] for n in range(3)]
-    await on_file.forked(lines, at_once=2)
-    pipe = "runfold list --json | true; echo ${PIPESTATUS[0]}"
-    child = await on_file.execute("bash", "-c", pipe.replace("runfold", _command()))
-    done = await child.done()
+    await on_file.forked([run_line(f"p{n}", "clock", input="x") for n in range(3)], at_once=3)
+    pipe = f"{RUNFOLD} list --json | true; echo ${{PIPESTATUS[0]}}"
+    done = await (await on_file.execute("bash", "-c", pipe)).done()
     assert done.out.strip() in ("0", "1") and done.err == "", done
-
-
-def run_words(id: str) -> list[str]:
-    from kit.cli import run_line
-
-    return list(run_line(id, "clock", input="x"))[1:]
-
-
-def _command() -> str:
-    from kit.cli import RUNFOLD
-
-    return RUNFOLD
