@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from journal.store import AppendAnswer, Store
 from journal.stores.memory import MemoryStore
 from journal.values import call_digest
 from runfold import (
+    Agent,
     AwaitingApproval,
     BadPayload,
     Completed,
@@ -34,6 +37,7 @@ from runfold import (
     open_store,
     run,
 )
+from runfold.testing import ScriptedModel, say
 
 STEP = "tool/1/0/charge"
 
@@ -131,8 +135,6 @@ def test_ur12_approve_and_run_at_the_same_time(world: World, zygote: Zygote) -> 
 
 
 def _marker(world: World, run_id: str) -> str:
-    import asyncio
-
     return asyncio.run(waiting(MemoryStore(), world, run_id))
 
 
@@ -190,11 +192,6 @@ def test_ur14_the_command_says_the_final_status(world: World) -> None:
 
 
 def _never_usable(world: World) -> Any:
-    import asyncio
-
-    from runfold import Agent
-    from runfold.testing import ScriptedModel, say
-
     empty = Agent("pay", model=ScriptedModel(say(""), say(" "), say("\n")))
     return asyncio.run(run(world.store(), empty, "bad", "x"))
 
@@ -342,8 +339,6 @@ async def test_ur18_the_gate_changed_after_the_approval(store: Store, world: Wor
 
 
 def _with_revision(tool: Any) -> Any:
-    from dataclasses import replace
-
     return replace(tool, revision="another")
 
 
@@ -456,8 +451,9 @@ async def test_ur22c_two_reconciles_at_once(
             for run_id in runs
         ]
         barrier.touch()
-        for run_id, pair in zip(runs, pairs, strict=True):
-            said = [child.wait().json for child in pair]
+        won = [[child.wait().json for child in pair] for pair in pairs]
+
+        async def goes_on(run_id: str, said: list[dict[str, Any]]) -> None:
             assert sorted(answer.get("error", "won") for answer in said) == [
                 "decision_conflict",
                 "won",
@@ -467,6 +463,8 @@ async def test_ur22c_two_reconciles_at_once(
             assert isinstance(await run(store, agent, run_id), Completed)
             assert len(world.ledger.lines(run_id)) == (1 if done else 2)
             assert named(await check_store(store, run_id)).count("signal") == 1
+
+        await asyncio.gather(*(goes_on(*each) for each in zip(runs, won, strict=True)))
 
 
 async def test_ur22d_reconcile_of_what_is_not_unknown(store: Store, world: World) -> None:

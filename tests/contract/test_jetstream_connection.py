@@ -87,6 +87,21 @@ async def test_a_denied_inbox_is_found_when_the_store_opens(guarded: Callable[[s
     assert denied.value.subject.startswith("_INBOX.runfold.")
 
 
+async def test_a_denied_inbox_fails_later_calls_before_they_are_sent(
+    guarded: Callable[[str], str],
+) -> None:
+    connection = nats_connection.Connection(guarded("deaf"), namespace="runfold")
+    await connection.open()
+    try:
+        await eventually(lambda: connection._inbox_denied)
+        sent = connection._nc.stats["out_msgs"]
+        with pytest.raises(PermissionDenied):
+            await connection.request("$JS.API.INFO", b"", timeout_s=1_000)
+        assert connection._nc.stats["out_msgs"] == sent
+    finally:
+        await connection.close()
+
+
 async def test_a_denied_worker_subject_is_found_before_anything_is_claimed(
     guarded: Callable[[str], str],
 ) -> None:
@@ -258,10 +273,13 @@ async def test_a_frozen_server_is_left_for_another_though_bytes_to_it_are_unsent
         on_first = client.connected_url.netloc in server.url
         frozen, alive = (server, other) if on_first else (other, server)
         await freeze(frozen, connection)
-        asked = [
-            asyncio.create_task(connection.request("x.y", b"z" * 900_000, timeout_s=100))
-            for _ in range(20)  # more than the kernel takes
-        ]
+
+        def ask_much() -> asyncio.Task[Any]:
+            return asyncio.create_task(connection.request("x.y", b"z" * 900_000, timeout_s=100))
+
+        asked = [ask_much() for _ in range(20)]  # more than the kernel takes
+        await eventually(lambda: connection._waiting and not client.pending_data_size)
+        asked.append(ask_much())  # this one stays with nats-py
         await eventually(lambda: client.is_connected and client.connected_url.netloc in alive.url)
         assert all(isinstance(reply, NoReply) for reply in await asyncio.gather(*asked))
         assert isinstance(await connection.request("x.y", b"", timeout_s=5), NoReply)
@@ -292,6 +310,30 @@ async def test_a_store_on_a_frozen_server_can_be_left(
     assert all(isinstance(answer, Unknown) for answer in answers)
     task = asyncio.current_task()
     assert task is not None and not task.cancelling()
+
+
+async def test_a_cancellation_inside_nats_py_is_not_one_of_the_caller(
+    direct: JetStreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing = asyncio.Event()
+
+    async def cancelled(self: object) -> None:
+        raise asyncio.CancelledError
+
+    async def hanging(self: object) -> None:
+        closing.set()
+        await asyncio.Event().wait()
+
+    client = nats_client.Client()
+    with monkeypatch.context() as patch:
+        patch.setattr(nats_client._Client, "close", cancelled)
+        await client.close()
+        patch.setattr(nats_client._Client, "close", hanging)
+        task = asyncio.create_task(client.close())
+        await closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 # ---- holders -------------------------------------------------------------------------------------

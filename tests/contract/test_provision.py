@@ -11,6 +11,7 @@ from kit.raw_client import ask
 from kit.servers import Cluster, NatsServer
 
 from journal.errors import InvalidId, NotProvisioned, StoreUnavailable
+from journal.stores import provision as provision_module
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import Difference, inspect, provision, stream_config
 from journal.stores.safety import Safety, ServerFacts, assess
@@ -89,6 +90,23 @@ async def test_two_inits_at_once_make_one_stream(server: NatsServer) -> None:
     assert not any(each.differences for each in made)
     async with JetStreamStore(server.url):
         pass
+
+
+async def test_a_different_stream_made_meanwhile_is_reported_too(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = provision_module._look_up
+    looked: list[str] = []
+
+    async def one_moment_too_early(connection: Any, stream: str) -> Any:
+        looked.append(stream)
+        return None if len(looked) == 1 else await real(connection, stream)
+
+    await ask(server.url, f"$JS.API.STREAM.CREATE.{STREAM}", SAFE | {"discard": "old"})
+    monkeypatch.setattr(provision_module, "_look_up", one_moment_too_early)
+    found = await provision(server.url, replicas=1)
+    assert not found.created
+    assert found.differences == (Difference("discard", "new", "old"),)
 
 
 async def test_each_namespace_has_its_own_stream(server: NatsServer) -> None:

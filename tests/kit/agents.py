@@ -88,7 +88,9 @@ def charge(amount: int) -> str:
 
 def helpdesk(name: str, ticket: Tool) -> Agent:
     model = Model(
-        call("lookup", query="VPN"), call("create_ticket", title="VPN is down"), say("Ticket filed.")
+        call("lookup", query="VPN"),
+        call("create_ticket", title="VPN is down"),
+        say("Ticket filed."),
     )
     return Agent(name, model=model, tools=[lookup, ticket])
 

@@ -36,7 +36,7 @@ AGENTS = Path(__file__).with_name("agents.py")
 END_WAIT_S = 60.0
 
 ZYGOTE = """
-import ctypes, gc, json, os, select, signal, sys, traceback
+import ctypes, gc, json, os, select, signal, sys, threading, traceback
 import typer, runfold.cli
 
 def run(argv):
@@ -71,6 +71,7 @@ def fork(argv, cwd, env, to):
         os.environ.clear()
         os.environ.update(env)
         code = run(argv)
+        threading._shutdown()  # as at the end of any program: threads are waited for
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -379,9 +380,7 @@ class Cli:
         async with self._opened() as store:
             loaded = await store.load(run_id(id))
             entry = Entry(loaded.entries[0].record, raw)
-            assert isinstance(
-                await store.append(run_id(id), entry, expected=loaded.tail), Appended
-            )
+            assert isinstance(await store.append(run_id(id), entry, expected=loaded.tail), Appended)
 
     async def append_chained(self, id: str, type: str, **fields: object) -> None:
         """A record of any type and fields that follows the last one rightly."""
@@ -431,3 +430,16 @@ def names(records: Sequence[Record]) -> list[str]:
         step = getattr(record, "step", None)
         found.append(f"{type_} {step}" if step else type_)
     return found
+
+
+async def nothing_runs_in(folder: Path) -> None:
+    """No process works in this folder: of `.runfold`, the supervisor and its nats-server."""
+
+    def gone() -> bool:
+        for process in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if process.name.isdigit() and process.joinpath("cwd").readlink() == folder:
+                    return False
+        return True
+
+    await eventually(gone, 20, what=f"nothing runs in {folder}")

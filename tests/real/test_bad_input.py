@@ -111,9 +111,7 @@ def agents(tmp_path: Path) -> Path:
 async def test_a_bad_run_id_is_refused_at_every_door(any_cli: Cli) -> None:
     """Before anything is touched: without a store not even the embedded server starts."""
     few = BAD_IDS if any_cli.kind == "file" else ["", "../x", "*", "a\nb", "x" * 129, "x" * 5000]
-    await all_refused(
-        any_cli, [(args, 2, "invalid_id") for id in few for args in doors(id)]
-    )
+    await all_refused(any_cli, [(args, 2, "invalid_id") for id in few for args in doors(id)])
 
 
 async def test_an_id_that_looks_like_an_option_is_refused(on_file: Cli) -> None:
@@ -134,7 +132,9 @@ async def test_good_ids_are_runs_of_their_own(cli: Cli) -> None:
     for id in GOOD_IDS:
         assert (await cli.records(id))[0].input == f"input of {id}"  # type: ignore[attr-defined]
     page = await cli("list", "--json", "--after", "a.b", "--limit", "2")
-    assert [run["run"] for run in page.json["runs"]] == [id for id in sorted(GOOD_IDS) if id > "a.b"][:2]
+    assert [run["run"] for run in page.json["runs"]] == [
+        id for id in sorted(GOOD_IDS) if id > "a.b"
+    ][:2]
     if cli.kind == "file":
         names = [path.name.lower() for path in (cli.folder / "runs").glob("*.jsonl")]
         assert len(set(names)) == len(GOOD_IDS)
@@ -149,7 +149,9 @@ async def test_a_marker_that_is_none_is_refused(cli: Cli) -> None:
         *(f" {marker}", marker.replace("0123", "01\u202e3"), "x" * 5000),
     ]
     cases: list[Case] = [
-        ([command, "--", text], 2, "invalid_id") for text in bad for command in ("approve", "reject")
+        ([command, "--", text], 2, "invalid_id")
+        for text in bad
+        for command in ("approve", "reject")
     ]
     await all_refused(cli, cases)
 
@@ -268,7 +270,18 @@ async def test_an_agent_that_cannot_be_loaded_is_refused(cli: Cli, agents: Path)
         agents.joinpath(name).write_bytes(text.encode("latin-1"))
     agents.joinpath("folder.py").mkdir()
     specs = [
-        *("", ":", "agent", "a.py", ":agent", "a.py:", "a.py:a b", "a.py:1", "a:b:c", "no.py:agent"),
+        *(
+            "",
+            ":",
+            "agent",
+            "a.py",
+            ":agent",
+            "a.py:",
+            "a.py:a b",
+            "a.py:1",
+            "a:b:c",
+            "no.py:agent",
+        ),
         *("no.such.module:agent", "..:agent", "os:path", "\x1b[31m.py:agent"),
         *(f"{agents}/{name}:agent" for name in [*AGENT_FILES, "folder.py", "missing.py"]),
         *(f"{agents}/other.py:{name}" for name in ("none", "missing", "__name__")),
@@ -289,7 +302,10 @@ async def test_an_input_that_is_none_is_refused(cli: Cli, agents: Path) -> None:
     usage = [
         *(f"--input-json={text}" for text in ("", "{", "NaN", "[Infinity]", '{"a":1,"a":2}')),
         *(f"--input-json={text}" for text in ('"\\ud800"', "null", "'x'", "1 2", "1e999", "\xa0")),
-        *(f"--input-json={text}" for text in ("[" * 150 + "]" * 150, "[" * 5000, '{"a":{"a":1,"a":2}}')),
+        *(
+            f"--input-json={text}"
+            for text in ("[" * 150 + "]" * 150, "[" * 5000, '{"a":{"a":1,"a":2}}')
+        ),
         *(f"--input=@{path}" for path in ("missing", "", agents, agents / "latin1", "/")),
     ]
     cases: list[Case] = [([*run, option], 2, "usage") for option in usage]
@@ -407,9 +423,17 @@ async def test_an_unknown_word_on_the_command_line_is_refused(on_file: Cli) -> N
     lines = [
         *(["frobnicate"], ["run"], ["run", "--frob"], ["show"], ["show", "a", "b"], ["approve"]),
         *(["show", "a1", "--frob=1"], ["reconcile", "a1"], ["list", "a"], ["list", "--limit=x"]),
-        *(["list", "--limit=0"], ["list", "--limit=501"], ["list", "--status=nope"], ["list", "--limit"]),
+        *(
+            ["list", "--limit=0"],
+            ["list", "--limit=501"],
+            ["list", "--status=nope"],
+            ["list", "--limit"],
+        ),
         *(["show", "a1", "--st\x1b[31more"], ["\u202efrob"]),
-        *(["run", DESK, "--id=a1", "--input=x", f"--ack-wait={n}"] for n in ("0", "601", "nan", "x")),
+        *(
+            ["run", DESK, "--id=a1", "--input=x", f"--ack-wait={n}"]
+            for n in ("0", "601", "nan", "x")
+        ),
     ]
     await all_refused(on_file, [(line, 2, "usage") for line in lines])
 

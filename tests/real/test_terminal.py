@@ -30,7 +30,7 @@ ANSWER = NASTY.replace("\t\n", "")
 SHORT = "\x1b[31m\r\u202e"
 """Fits where text is cut."""
 
-AGENT = r'''
+AGENT = r"""
 from runfold import Agent, NeedsApproval, PolicyGate, Reply, ToolError, Transient, read, write
 from runfold.testing import ScriptedModel, say
 from runfold.testing import call as asks
@@ -79,7 +79,7 @@ class Raises:
 
 raises = Agent("raises", model=Raises())
 refusing = Agent("refusing", model=ScriptedModel(Reply(text=NASTY, finish="refusal")))
-'''
+"""
 
 
 @pytest.fixture
@@ -104,9 +104,7 @@ def is_exact(done: Done) -> Any:
     return done.json
 
 
-async def test_what_a_run_records_is_shown_escaped_and_given_exactly(
-    cli: Cli, agent: str
-) -> None:
+async def test_what_a_run_records_is_shown_escaped_and_given_exactly(cli: Cli, agent: str) -> None:
     run = ["run", f"{agent}:agent", "--id=n1", f"--input-json={json.dumps([NASTY])}"]
     first, shown, listed = await cli.forked([run, ["show", "n1"], ["list"]], at_once=1)
     assert (first.code, shown.code, listed.code) == (3, 3, 0), (first, shown)
@@ -194,9 +192,7 @@ async def test_what_goes_wrong_is_said_escaped(on_file: Cli, agent: str) -> None
 
 
 @pytest.mark.parametrize("agent_of", ["loses", "refusing"])
-async def test_errors_as_json_keep_the_exact_text(
-    on_file: Cli, agent: str, agent_of: str
-) -> None:
+async def test_errors_as_json_keep_the_exact_text(on_file: Cli, agent: str, agent_of: str) -> None:
     run = ["run", f"{agent}:{agent_of}", "--id=e1", "--input=x", "--json"]
     (done,) = await on_file.forked([run], at_once=1)
     shape = is_exact(done)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.cli import Cli, Done, names
+from kit.cli import Cli, Done, names, nothing_runs_in
 from kit.servers import NatsServer
-from kit.waiting import eventually
 
 pytestmark = pytest.mark.real
 
@@ -90,13 +89,13 @@ async def test_four_commands_in_a_fresh_directory(tmp_path: Path) -> None:
 
 async def test_the_same_without_a_store_and_no_server_is_left(embedded: Cli) -> None:
     marker = awaits_approval(await embedded.typed(*RUN), 9)
-    await no_server_runs_on(embedded.folder)
+    await nothing_runs_in(embedded.folder / ".runfold")
     assert (await embedded.typed("approve", marker)).code == 0
     is_answered(await embedded.typed(*RUN), 16)
     again = await embedded.typed(*RUN)
     is_answered(again, 16)
     assert ledgers(embedded) == (["llm/1", "llm/2", "llm/3"], ["VPN is down"])
-    await no_server_runs_on(embedded.folder)
+    await nothing_runs_in(embedded.folder / ".runfold")
 
 
 async def test_the_same_on_a_server_once_init_was_run(
@@ -177,19 +176,3 @@ async def test_without_an_id_each_run_gets_a_new_one(on_file: Cli) -> None:
     assert sorted(run["run"] for run in listed.json["runs"]) == sorted(
         [first.json["run"], second.json["run"]]
     )
-
-
-async def no_server_runs_on(folder: Path) -> None:
-    """Nothing works in `.runfold`, where the supervisor and the server do."""
-
-    def gone() -> bool:
-        for process in Path("/proc").iterdir():
-            if process.name.isdigit():
-                try:
-                    if process.joinpath("cwd").readlink() == folder / ".runfold":
-                        return False
-                except OSError:
-                    continue
-        return True
-
-    await eventually(gone, 20, what="no nats-server is left")
