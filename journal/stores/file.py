@@ -170,6 +170,8 @@ class FileStore:
         with _errors(run_id, path):
             if expected == 0:
                 _make(self.directory)
+            elif not path.exists():
+                return Conflict()
             with _locked(path, create=expected == 0) as fd:
                 size = os.fstat(fd).st_size
                 if size < expected:

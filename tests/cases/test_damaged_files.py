@@ -92,7 +92,13 @@ def test_the_vendored_mutants_are_those_of_the_shared_script(
 
 
 def assert_refused(
-    world: World, path: Path, *, line: int, also: str = "", or_next: bool = False
+    world: World,
+    path: Path,
+    *,
+    line: int,
+    also: str = "",
+    or_next: bool = False,
+    every_door: bool = True,
 ) -> None:
     """Each command says where, in one line; nothing moves; the other run is usable."""
     data = path.read_bytes()
@@ -101,15 +107,16 @@ def assert_refused(
         f"{path} line {at + 1} offset {sum(len(text) + 1 for text in lines[:at])}:"
         for at in ([line - 1, line] if or_next else [line - 1])
     ]
-    for command in (
-        world.show(ACC),
-        world.show(ACC, "--json"),
-        world.run(ACC),
-        world.run(ACC, "--input-json", json.dumps(INPUT)),
-        world.run(ACC, input="another input"),
-        world.reconcile(ACC, STEP, "--retry"),
-        world.cli("approve", f"{ACC}/{STEP}@1.0123456789abcdef", "--store", str(world.runs)),
-    ):
+    marker = f"{ACC}/{STEP}@1.0123456789abcdef"
+    commands = [world.show(ACC), world.run(ACC), world.reconcile(ACC, STEP, "--retry")]
+    if every_door:
+        commands += [
+            world.show(ACC, "--json"),
+            world.run(ACC, "--input-json", json.dumps(INPUT)),
+            world.run(ACC, input="another input"),
+            world.cli("approve", marker, "--store", str(world.runs)),
+        ]
+    for command in commands:
         assert command.code == 1
         assert any(place in one_line(command.err) for place in places), command.err
         assert also in command.err
@@ -136,7 +143,15 @@ def test_a_damaged_journal_is_refused_with_its_place(
     }
     path = laid(world, made, mutant.data)
     or_next = stem == "digit_changed"  # the record itself may show it, else the next one's hash
-    assert_refused(world, path, line=mutant.line, also=words.get(stem, ""), or_next=or_next)
+    every_door = kind == "going"  # the other kinds only move the place
+    assert_refused(
+        world,
+        path,
+        line=mutant.line,
+        also=words.get(stem, ""),
+        or_next=or_next,
+        every_door=every_door,
+    )
 
 
 @pytest.mark.parametrize(("kind", "stem"), cases(TORN))

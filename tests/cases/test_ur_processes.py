@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal as signals
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases.world import World, check_store, one_line
+from cases.world import PAY, World, check_store, one_line
 from cases.zygote import Zygote
 from kit.ledger import Ledger
 from kit.waiting import eventually
@@ -314,6 +317,43 @@ def test_ur62_a_directory_without_permission(open_home: World, zygote: Zygote, c
         assert str(world.runs) in one_line(refused.err)
     assert world.path("r1").read_bytes() == data
     assert not world.ledger.lines("r1")
+
+
+READ_ONLY = """
+mount --bind {runs} {runs} && mount -o remount,ro,bind {runs} || exit 77
+for command in "show r1" "list" "run {pay} --id r1" "run {pay} --id new --input x"; do
+  {python} -m runfold.cli $command --store {runs} --json
+  echo "exit $?"
+done
+"""
+
+
+@pytest.mark.real
+def test_ur62_a_read_only_mount(world: World) -> None:
+    """UR-62: show and list work; run says read-only and the path, exit 9. In a mount namespace of
+    its own, which ends with the shell."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare here")
+    assert world.run("r1", input="x", script="gated").code == 3
+    script = READ_ONLY.format(runs=world.runs, pay=PAY, python=sys.executable)
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env=os.environ | world.env("gated") | {"PYTHONPATH": f"{root}:{root / 'tests'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"mounting is not allowed here: {done.stderr[:200]}")
+    lines = done.stdout.splitlines()
+    assert lines[1::2] == ["exit 3", "exit 0", "exit 9", "exit 9"], done
+    assert json.loads(lines[0])["status"] == "awaiting_approval"
+    for answer in (lines[4], lines[6]):
+        error = json.loads(answer)["error"]
+        assert error["code"] == "permission_denied"
+        assert str(world.runs) in error["message"] and "Read-only" in error["message"]
+    assert world.list() == {"r1": "awaiting_approval"}
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
