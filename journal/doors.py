@@ -50,15 +50,29 @@ async def start(
     """Start a run, idempotently (R3); a random id where none is given.
 
     Raises InvalidId, NotEncodable, TooLarge, InputMismatch; nothing was written then."""
-    agent = ids.name(agent, "an agent")
     run = ids.new_run_id() if run_id is None else ids.run_id(run_id)
-    value = normalise(input, "the input")
+    value = start_value(agent, input)
+    created = await start_in(await Log.read(store, run, by=by), agent, revision, value)
+    return Started(run_id=run, created=created)
+
+
+def start_value(agent: str, input: JSON) -> JSON:
+    """The input as it will be recorded; raises InvalidId for the agent's name, NotEncodable."""
+    ids.name(agent, "an agent")
+    return normalise(input, "the input")
+
+
+async def start_in(journal: Log, agent: str, revision: str, value: JSON) -> bool:
+    """Start the run of this log, unless it has; whether it did. Raises as `start`."""
     body = RunStarted(
-        run=run, agent=agent, revision=revision, input=value, digest=input_digest(agent, value)
+        run=journal.run_id,
+        agent=agent,
+        revision=revision,
+        input=value,
+        digest=input_digest(agent, value),
     )
-    journal = await Log.read(store, run, by=by)
     written = await journal.append(lambda fold: body if decide_start(fold, body) else None)
-    return Started(run_id=run, created=written is not None)
+    return written is not None
 
 
 async def signal(
@@ -76,7 +90,7 @@ async def signal(
     then. StoreUnavailable: unknown; repeat it with the same request id.
     """
     wanted = parse_signal(name, payload)
-    given = parse_request_id(request_id or wanted.request_id or None)
+    given = parse_request_id(request_id if request_id is not None else wanted.request_id or None)
     request = given or f"{name}:{secrets.token_hex(8)}"
     journal = await Log.read(store, run_id, by=by)
     journal.check_runnable()

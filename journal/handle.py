@@ -70,12 +70,14 @@ class Journal(Log):
         revision: str = "",
         ack_wait_s: float = ACK_WAIT_S,
         on_wait: Callable[[str], None] | None = None,
+        known: Log | None = None,
     ) -> Self:
         """Own the run: by its lock, or on a shared store by a claim. Close it, or use `async with`.
 
         Raises RunNotFound, StoreLocked (somebody else holds it), NewerVersion, JournalDamaged.
         Where a person must act first or the run has ended, a shared store's run is not claimed:
-        `claim` stays 0. `on_wait` is told, in words, of each wait for an earlier holder.
+        `claim` stays 0. `on_wait` is told, in words, of each wait for an earlier holder. `known` is
+        what was read of the run before, so that it is not read twice; it must not be used again.
         """
         nonce = secrets.token_hex(4)
         worker = ids.name(f"{_host()}-{nonce}", "a worker")
@@ -86,8 +88,11 @@ class Journal(Log):
             is_write=is_write,
             ack_wait_s=ack_wait_s,
         )
+        if known is not None:
+            journal.fold, journal.tail, journal.torn = known.fold, known.tail, known.torn
         try:
-            await journal.refresh()
+            if known is None:
+                await journal.refresh()
             journal.check_runnable()
             journal.owner = True
             await journal._stack.enter_async_context(store.hold(journal.run_id))

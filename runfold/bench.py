@@ -70,9 +70,9 @@ class Bench:
     def __init__(self, *, quick: bool, progress: Callable[[str], None]) -> None:
         self._quick = quick
         self._progress = progress
+        self._server_version = ""
         # Many short blocks: both sides must meet the same moods of a busy machine.
         self._rounds, self._block_s = (6, 0.3) if quick else (20, 0.6)
-        self._server_version = ""
 
     async def run(self) -> dict[str, Any]:
         """The result, as `--json` prints it."""
@@ -169,8 +169,7 @@ class _StepLoop:
         await self._journal.run_step(f"step/{self._count}", "tool", _nothing, tool="noop")
 
 
-async def _nothing() -> None:
-    pass
+async def _nothing() -> None: ...
 
 
 async def _payloads(store: Store) -> tuple[bytes, bytes]:

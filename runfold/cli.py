@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -38,6 +39,9 @@ def _options(
 def main() -> None:
     """Entry point: exit codes as in R69, one line on stderr for whatever goes wrong."""
     json = "--json" in sys.argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal can't show is escaped
+            stream.reconfigure(errors="backslashreplace")
     if not __debug__:
         sys.exit(report(UsageProblem("python -O removes checks that safety rests on"), json))
     command = typer.main.get_command(app)

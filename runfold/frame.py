@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Coroutine
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 from typing import Any, cast
 
 import typer
@@ -56,6 +56,9 @@ def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
     except asyncio.CancelledError:
         print("runfold: terminated; the run can be taken up again", file=sys.stderr)
         code = 128 + SIGTERM
+    except KeyboardInterrupt:
+        print("runfold: interrupted; the run can be taken up again", file=sys.stderr)
+        code = 128 + SIGINT
     except RunfoldError as error:
         code = report(error, json)
     except ExceptionGroup as group:  # out of a task group

@@ -80,15 +80,17 @@ def print_run(fold: Fold, *, held: bool = False, store: str | None = None) -> No
             say(f"  waits for {wait.what}: {visible(wait.ended_by)}")
         return
     for step in unknown_steps(fold):
-        say(f"  {step.step} may or may not have happened (record {step.start})")
+        name = visible(step.step)
+        say(f"  {name} may or may not have happened (record {step.start})")
         say(f"    {visible(step.tool)} {visible_json(step.input)}")
         say(f"    key {visible(step.key)}")
-        say(f"    runfold reconcile {run} {step.step} --done JSON | --retry{option}")
+        say(f"    runfold reconcile {run} {name} --done JSON | --retry{option}")
     for call in pending_calls(fold):
         say(f"  {visible(call.tool)} {visible_json(call.input)}")
         say(f"    {visible(call.text)}")
-        say(f"    runfold approve {call.marker}{option}")
-        say(f"    runfold reject {call.marker} --reason TEXT{option}")
+        marker = visible(call.marker)
+        say(f"    runfold approve {marker}{option}")
+        say(f"    runfold reject {marker} --reason TEXT{option}")
 
 
 def timeline(entry: Entry) -> str:

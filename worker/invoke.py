@@ -60,9 +60,11 @@ async def invoke(
             result = await _in_task(tool, arguments)
         else:
             result = await _in_thread(tool, arguments, abandoned)
-    except (Exception, asyncio.CancelledError) as error:
+    except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
         if task.cancelling():
             raise asyncio.CancelledError from error
+        if isinstance(error, SystemExit | GeneratorExit):  # a tool's failure ends no process
+            raise RuntimeError(f"{tool.spec.name} raised {type(error).__name__}") from error
         if isinstance(error, asyncio.CancelledError):
             # Nobody cancelled this run: the tool awaited something else that was cancelled. As a
             # CancelledError it would end the run without a word.

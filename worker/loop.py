@@ -13,7 +13,13 @@ from typing import Any, assert_never
 
 import msgspec
 
-from journal.errors import IndeterminateError, StepFailed, ToolError, Transient
+from journal.errors import (
+    IndeterminateError,
+    ReplayMismatch,
+    StepFailed,
+    ToolError,
+    Transient,
+)
 from journal.fold import Fold
 from journal.handle import Journal
 from journal.ids import RunId
@@ -37,6 +43,7 @@ from .replies import (
     TOO_MANY,
     Answered,
     AwaitDecision,
+    Changed,
     Execute,
     Refuse,
     decide_call,
@@ -178,6 +185,15 @@ async def _answer_call(
                 refused = await journal.append(due)
                 if refused is not None:
                     return refused
+            case Changed(step, recorded, why):
+                raise ReplayMismatch(
+                    f"run {journal.run_id}: {step} may run again, but {why}",
+                    position=step,
+                    recorded=recorded,
+                    attempted=why,
+                    run_id=journal.run_id,
+                    hint="bring the old code back to finish this run",
+                )
             case Execute(call, tool):
                 return await journal.step(call, lambda start: _perform(journal, tool, start))
             case other:
@@ -217,7 +233,7 @@ def _failed(journal: Journal, tool: Tool, start: StepStarted, error: Exception) 
     if isinstance(error, Transient) or tool.spec.write:
         hint = "nothing of it was recorded; run again to go on from here"
         raise StepFailed(what, step=start.step, run_id=journal.run_id, hint=hint) from error
-    problem = StepError(type=type(error).__name__, message=_text(error))
+    problem = StepError(type=type(error).__name__[:100], message=_text(error))
     return StepCompleted(step=start.step, error=problem)
 
 
@@ -258,4 +274,8 @@ def _complaint(reply: Reply) -> str:
 
 def _text(error: Exception) -> str:
     """An exception's text, bounded and storable: half surrogates are replaced."""
-    return str(error)[:_TEXT_MAX].encode("utf-8", "replace").decode()
+    try:
+        text = str(error)
+    except Exception:  # the text is the tool's own code too
+        text = "(an exception without a text)"
+    return text[:_TEXT_MAX].encode("utf-8", "replace").decode()

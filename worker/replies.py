@@ -58,13 +58,22 @@ class Execute(Struct, frozen=True):
     tool: Tool | None
 
 
+class Changed(Struct, frozen=True):
+    """A person permits the write again, and its tool or policy is another by now: nothing is
+    written, nothing executed, until the old code is back (R43)."""
+
+    step: str
+    recorded: str
+    why: str
+
+
 class AwaitDecision(Struct, frozen=True):
     """Nobody has decided on the marker yet."""
 
     marker: str
 
 
-CallDecision: TypeAlias = Answered | Refuse | Execute | AwaitDecision
+CallDecision: TypeAlias = Answered | Refuse | Execute | Changed | AwaitDecision
 
 
 def judge_reply(agent: Agent, run_id: str, n: int, reply: Reply) -> tuple[Verdict, ...]:
@@ -159,14 +168,17 @@ def _resume(
     last: StepStarted,
     request: ToolRequest,
     verdict: Verdict,
-) -> Execute | Refuse:
+) -> Execute | Refuse | Changed:
     """A call that was started before. Settling and asking need no tool; running it again needs
     today's tool and gate to let it, as the first time (R32)."""
     assert fold.started is not None
     call = _call(agent, step, last.tool, last.input, last.permit)
-    if isinstance(decide_step(fold, call, earlier_over=True), Run):
+    if isinstance(run := decide_step(fold, call, earlier_over=True), Run):
         today, _ = judge_call(agent, fold.started.run, step, request)
-        if (refusal := _refusal(verdict, today)) is not None:
+        refusal = _refusal(verdict, today)
+        if refusal is not None and run.unsafe and refusal.type != "denied":
+            return Changed(step, last.tool, refusal.message)
+        if refusal is not None:
             return Refuse(step, refusal)
     return Execute(call, agent.tools.get(last.tool))
 

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from journal import ids
-from journal.doors import start
+from journal.doors import start_in, start_value
 from journal.errors import (
     IndeterminateError,
     InputMismatch,
@@ -51,25 +51,25 @@ async def run(
     """
     if not ACK_WAIT_MIN_S <= ack_wait_s <= ACK_WAIT_MAX_S:
         raise ValueError(f"ack_wait_s is {ACK_WAIT_MIN_S:g} to {ACK_WAIT_MAX_S:g} seconds")
-    if input is not None:
-        started = await start(
-            store, agent.name, _plain(input), run_id=run_id, revision=agent.revision
-        )
-        run_id = started.run_id
-    elif run_id is None:
+    if input is None and run_id is None:
         raise RunNotFound("a run is started with an input, or resumed by its id")
-    looked_at = await Log.read(store, ids.run_id(run_id))
-    _check(looked_at, agent)
-    ended = outcome(looked_at.fold) if looked_at.fold.finished else None
+    run = ids.new_run_id() if run_id is None else ids.run_id(run_id)
+    value = None if input is None else start_value(agent.name, _plain(input))
+    log = await Log.read(store, run)
+    if value is not None:
+        await start_in(log, agent.name, agent.revision, value)
+    _check(log, agent)
+    ended = outcome(log.fold) if log.fold.finished else None
     if ended is not None:
         return ended
     journal = await Journal.open(
         store,
-        run_id,
+        run,
         is_write=agent.is_unsafe,
         revision=agent.revision,
         ack_wait_s=ack_wait_s,
         on_wait=on_wait,
+        known=log,
     )
     async with journal:
         return await _carry_on(journal, agent)
@@ -83,14 +83,14 @@ def _plain(input: JSON | Sequence[Message]) -> JSON:
     return [msgspec.to_builtins(item) if isinstance(item, Message) else item for item in items]
 
 
-def _check(journal: Log, agent: Agent) -> None:
-    journal.check_runnable()
-    assert journal.fold.started is not None
-    bound = journal.fold.started.agent
+def _check(log: Log, agent: Agent) -> None:
+    log.check_runnable()
+    assert log.fold.started is not None
+    bound = log.fold.started.agent
     if bound != agent.name:
         raise InputMismatch(
-            f"run {journal.run_id} belongs to agent {bound}, not {agent.name}",
-            run_id=journal.run_id,
+            f"run {log.run_id} belongs to agent {bound}, not {agent.name}",
+            run_id=log.run_id,
             hint="run it with that agent, or start under another id",
         )
 

@@ -102,13 +102,7 @@ class FileStore:
 
     async def inspect(self) -> Safety:
         """What an acknowledgement is worth here, for `runfold doctor` (R14)."""
-        damaged: list[str] = []
-        async for run_id in self.runs():
-            try:
-                await self.load(run_id)
-            except JournalDamaged:
-                damaged.append(run_id)
-        return await self._in_thread(inspect_directory, self.directory, damaged)
+        return await self._in_thread(inspect_directory, self.directory)
 
     def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
         path = self.path(run_id)
@@ -272,6 +266,8 @@ def _locked(path: Path, *, create: bool) -> Generator[int]:
                 yield fd
                 return
         finally:
+            # explicitly: a child forked meanwhile shares the lock until it is unlocked or dies
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 

@@ -10,8 +10,8 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "sshfs", "ceph", "gluster", "afs", "vbox
 _VOLATILE = ("tmpfs", "ramfs")
 
 
-def inspect_directory(directory: Path, damaged: list[str]) -> Safety:
-    """Judge the file system under the directory; `damaged` are run ids whose journal is refused."""
+def inspect_directory(directory: Path) -> Safety:
+    """Judge the file system under the directory."""
     kind = _file_system(directory)
     findings: list[Finding] = []
     if kind in _VOLATILE:
@@ -40,7 +40,6 @@ def inspect_directory(directory: Path, damaged: list[str]) -> Safety:
         "directory": str(directory.absolute()),
         "file_system": kind,
         "fsync": "every record, and the directory with each new file",
-        "damaged": damaged,
     }
     return Safety(level=level, findings=tuple(findings), facts=facts)
 

@@ -66,7 +66,7 @@ class Waiting:
         self._timer.cancel()
 
     def _due(self) -> None:
-        if self._progress:
+        if self._progress:  # not needed for safety: the rest would be asked for again
             self._progress = False
             self._timer = self._loop.call_later(self._idle_s, self._due)
         else:

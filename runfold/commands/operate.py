@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from journal.errors import JournalDamaged
+from journal.log import Log
 from journal.stores.file import FileStore
 from journal.stores.provision import inspect, provision
 from journal.stores.safety import Safety
@@ -21,7 +23,7 @@ from ..options import (
     NamespaceOption,
     StoreOption,
 )
-from ..store import HOME, is_url
+from ..store import HOME, is_url, open_store
 from ..terminal import emit_json, note, say
 
 
@@ -91,7 +93,11 @@ def doctor(
         elif is_url(store):
             found = await inspect(store, namespace=namespace, monitor_url=monitor, creds=creds)
         else:
-            found = await FileStore(store).inspect()
+            async with open_store(store) as opened_store:
+                assert isinstance(opened_store, FileStore)
+                damaged = await _damaged(opened_store)
+                found = await opened_store.inspect()
+            found = msgspec.structs.replace(found, facts=found.facts | {"damaged": damaged})
         if json:
             emit_json(found)
         else:
@@ -99,6 +105,17 @@ def doctor(
         return 1 if found.level == "degraded" else 0
 
     execute(json, body())
+
+
+async def _damaged(store: FileStore) -> list[str]:
+    """Runs whose journals are refused."""
+    found: list[str] = []
+    async for run in store.runs():
+        try:
+            await Log.read(store, run)
+        except JournalDamaged:
+            found.append(run)
+    return found
 
 
 def _print_safety(found: Safety) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,10 +68,12 @@ class PayAgent(Agent):
 
 
 def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "1") -> PayAgent:
-    """Everything of the agent lies in `home`. `at` is where something goes wrong: `tool:before`,
-    `tool:after` (around charge's effect; there also `tool:raise`; `tool:hold`, which waits for
-    a file `go`; `tool:fork`, which leaves a child behind, its pid in a file `forked`), `model:N`,
-    `fail:N`."""
+    """Everything of the agent lies in `home`. `at` is where something goes wrong.
+
+    `tool:before`, `tool:after`: killed around charge's effect. After the effect also `tool:raise`,
+    `tool:exit` (sys.exit), `tool:hold` (waits for a file `go`), `tool:fork` (killed, but a child
+    lives on, its pid in a file `forked`). `model:N`: killed in that call; `fail:N`: it raises.
+    """
     ledger = Ledger(home / "ledger")
 
     @read
@@ -89,6 +92,8 @@ def build(home: Path, *, script: str = "charge", at: str = "", revision: str = "
         if at == "tool:fork" and (pid := os.fork()):
             (home / "forked").write_text(str(pid))
             die()
+        if at == "tool:exit":
+            sys.exit(0)
         if at == "tool:raise":
             raise OSError("the line broke after the charge was sent")
         while at in ("tool:hold", "tool:fork") and not (home / "go").exists():

@@ -175,6 +175,44 @@ async def test_ur46_a_cancel_that_meets_the_end_of_a_wait_for(world: World) -> N
     assert "Indeterminate" in ends
 
 
+class _NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("this exception can't say what it is")
+
+
+ENDS = {"exit 0": SystemExit(0), "exit 3": SystemExit(3), "generator": GeneratorExit()}
+
+
+@pytest.mark.parametrize("end", [*ENDS, "no text"])
+@pytest.mark.parametrize("kind", ["write", "read"])
+async def test_ur46_a_tool_that_raises_what_nobody_expects(
+    world: World, end: str, kind: str
+) -> None:
+    """UR-46's kind (Python execution hazards): `sys.exit` and the like out of a tool are that
+    tool's failure: of a write unknown, of a read its result; never the end of the process."""
+
+    def charge() -> str:
+        raise ENDS.get(end) or _NoText
+
+    tool: Any = write(approval=False)(charge) if kind == "write" else read(charge)
+    agent = Agent("pay", model=ScriptedModel(call("charge"), say("done")), tools=[tool])
+    try:
+        found: Any = await run(world.store(), agent, "r1", "x")
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        found = error
+    assert isinstance(found, Indeterminate if kind == "write" else Completed)
+    world.check("r1")
+
+
+def test_ur46_a_tool_that_exits_is_no_completed_run(world: World) -> None:
+    """UR-46's kind: `sys.exit(0)` in a write under `runfold run` is no exit 0 of the command."""
+    done = world.run("r1", input="x", at="tool:exit")
+    assert world.show("r1").code == 4
+    assert (done.code, done.out != "") == (4, True)
+
+
 def _agent(body: Callable[[], Awaitable[str]]) -> Agent:
     @write(approval=False)
     async def charge() -> str:
@@ -235,7 +273,6 @@ async def test_ur62_a_forked_child_of_a_killed_holder_does_not_keep_the_run(
     world.check("r1")
 
 
-@pytest.mark.xfail(strict=True, reason="closing the file does not unlock what a child shares")
 async def test_ur62_a_child_forked_in_the_middle_of_an_append_does_not_keep_the_file(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""UR-38, UR-41, UR-42, as far as `run()` meets them: a server that forgets, refuses, restarts."""
+"""UR-34, UR-38, UR-41, UR-42 as far as `run()` meets them: a server that forgets or refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cases.zygote import Zygote
 from kit.raw_client import ask, connected
 from kit.servers import NatsServer
 
-from journal.doors import start, state
+from journal.doors import signal, start, state
 from journal.ids import RunId
 from journal.stores import jetstream_read
 from journal.stores.jetstream import JetStreamStore
@@ -71,6 +71,38 @@ async def test_ur38_a_server_that_loses_acknowledged_records(
     finally:
         await server.stop()
     assert len(world.ledger.lines()) == 1
+
+
+# ---- UR-34 ------------------------------------------------------------------------------------
+
+
+async def test_ur34_approvals_outlive_the_server_and_every_process(
+    world: World, tmp_path: Path
+) -> None:
+    """UR-34: 20 runs wait; the server is killed, no process is left; afterwards the pending list is
+    the old one, with the markers noted before, and each approve works once."""
+    server = await NatsServer.start(tmp_path / "server", fsync=True)
+    runs = [f"r{number}" for number in range(20)]
+    try:
+        await provision(server.url)
+        async with JetStreamStore(server.url) as store:
+            before = [await run(store, world.agent("gated"), run_id, "x") for run_id in runs]
+        await server.kill()
+        await server.restart()
+        async with JetStreamStore(server.url) as store:
+            after = [(await state(store, run_id)).outcome for run_id in runs]
+            assert after == before
+            for run_id, end in zip(runs, before, strict=True):
+                marker = end.pending[0].marker  # type: ignore[union-attr]
+                said = [
+                    await signal(store, run_id, "approve", {"marker": marker}) for _ in range(2)
+                ]
+                assert [receipt.result for receipt in said] == ["applied", "repeated"]
+                assert isinstance(await run(store, world.agent("gated"), run_id), Completed)
+                assert len(world.ledger.lines(run_id)) == 1
+                await check_store(store, run_id)
+    finally:
+        await server.stop()
 
 
 # ---- UR-41 ------------------------------------------------------------------------------------

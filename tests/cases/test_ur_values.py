@@ -413,7 +413,6 @@ async def test_ur31_no_step_reads_the_journal_again(taken_over: Counting) -> Non
     assert taken_over.read - sum(whole) <= 10
 
 
-@pytest.mark.xfail(strict=True, reason="run() loads the whole journal twice at each pick-up")
 async def test_ur31_a_takeover_reads_each_record_about_once(taken_over: Counting) -> None:
     """UR-31: messages read ≤ 1.2 × 5,000 in total."""
     assert taken_over.read <= 1.2 * (LONG + 4 * FURTHER + 2)

@@ -281,7 +281,9 @@ async def test_a_frozen_server_is_left_for_another_though_bytes_to_it_are_unsent
         asked = [ask_much() for _ in range(20)]  # more than the kernel takes
         await eventually(lambda: connection._waiting and not client.pending_data_size)
         asked.append(ask_much())  # this one stays with nats-py
-        await eventually(lambda: client.is_connected and client.connected_url.netloc in alive.url)
+        await eventually(
+            lambda: client.is_connected and client.connected_url.netloc in alive.url, 60
+        )
         assert all(isinstance(reply, NoReply) for reply in await asyncio.gather(*asked))
         assert isinstance(await connection.request("x.y", b"", timeout_s=5), NoReply)
         received = (await monitor(alive.monitor_url, "varz"))["in_bytes"]

@@ -424,7 +424,7 @@ ENGINE = [IndeterminateError("x", step="s"), Fenced("x"), StepFailed("x", step="
 
 @pytest.mark.parametrize("error", ENGINE, ids=lambda error: type(error).__name__)
 async def test_an_engine_error_of_another_run_says_nothing_about_this_one(error: Exception):
-    """A tool that uses runfold itself: what comes out of its body is an exception like any other."""
+    """A tool that uses runfold itself: what comes out of it is an exception like any other."""
     store, desk = FaultyStore(), Desk(call("lookup", q="x"), call("mail", to="anna"), say("never"))
     desk.raising = {"lookup": error, "mail": error}
     outcome = await desk.run(store, "go")
@@ -543,9 +543,6 @@ async def test_a_new_call_to_a_tool_that_is_gone_is_an_error_the_model_sees():
     assert desk.effects == ["lookup VPN"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: the retry's start is recorded, then the tool is missed"
-)
 async def test_a_permitted_retry_of_a_tool_that_is_gone_writes_nothing_and_keeps_its_permit():
     store, desk = FaultyStore(), Desk(call("mail", to="anna"), say("Sent."))
     desk.raising["mail"] = OSError()

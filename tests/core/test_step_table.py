@@ -150,7 +150,9 @@ def test_a_second_permit_runs_it_once_more():
     log = journal("unsafe", "started", "retry")
     second = log.add(begun(unsafe=True, permit=SIGNAL))
     again = log.add(retry(STEP, second, "r2"))
-    assert decide_step(log.fold, wanted(unsafe=True), earlier_over=True) == Run(again, KEY, unsafe=True)
+    assert decide_step(log.fold, wanted(unsafe=True), earlier_over=True) == Run(
+        again, KEY, unsafe=True
+    )
 
 
 def test_what_this_process_attempted_earlier_says_nothing_of_a_later_start():
@@ -162,13 +164,17 @@ def test_what_this_process_attempted_earlier_says_nothing_of_a_later_start():
 
 
 def test_the_first_start_takes_the_approval_as_its_permit():
-    assert decide_step(Log(started()).fold, wanted(unsafe=True, permit=2)) == Run(2, KEY, unsafe=True)
+    assert decide_step(Log(started()).fold, wanted(unsafe=True, permit=2)) == Run(
+        2, KEY, unsafe=True
+    )
 
 
 def test_a_read_that_is_called_again_keeps_its_key_and_permit():
     """R28: a call matched to an earlier intent keeps that intent's key."""
     log = Log(started(), begun(unsafe=False, permit=1, key="a key of older code"))
-    assert decide_step(log.fold, wanted(unsafe=False)) == Run(1, "a key of older code", unsafe=False)
+    assert decide_step(log.fold, wanted(unsafe=False)) == Run(
+        1, "a key of older code", unsafe=False
+    )
 
 
 def test_a_permitted_retry_uses_the_key_of_its_first_start():

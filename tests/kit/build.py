@@ -6,6 +6,7 @@ their acknowledgement, land late or meet somebody else's record: one fault each,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -319,6 +320,9 @@ class VirtualTime:
         self.now = 1000.0
         self.slept: list[float] = []
         self.on_sleep: list[Callable[[], Awaitable[None]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
 
     def monotonic(self) -> float:
         return self.now

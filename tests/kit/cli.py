@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kit.servers import _die_with_pytest
+from kit.servers import _die_with_pytest  # pyright: ignore[reportPrivateUsage]
 from kit.waiting import eventually
 from nats.aio.client import Client
 
@@ -34,90 +34,20 @@ from runfold import open_store
 RUNFOLD = str(Path(sys.executable).with_name("runfold"))
 AGENTS = Path(__file__).with_name("agents.py")
 END_WAIT_S = 60.0
-
-ZYGOTE = """
-import ctypes, gc, json, os, select, signal, sys, threading, traceback
-import typer, runfold.cli
-
-def run(argv):
-    sys.argv = ["runfold", *argv]
-    try:
-        runfold.cli.main()
-    except SystemExit as end:
-        return end.code or 0
-    except BaseException:
-        traceback.print_exc()
-        return 99
-    return 0
-
-def send(fd, path):
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(opened, fd)
-    os.close(opened)
-
-def say(path, number):
-    with open(path + ".new", "w") as file:
-        file.write(str(number))
-    os.rename(path + ".new", path)
-
-def fork(argv, cwd, env, to):
-    pid = os.fork()
-    if pid == 0:
-        prctl(1, signal.SIGKILL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        send(1, to + ".out")
-        send(2, to + ".err")
-        os.chdir(cwd)
-        os.environ.clear()
-        os.environ.update(env)
-        code = run(argv)
-        threading._shutdown()  # as at the end of any program: threads are waited for
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    children[os.pidfd_open(pid)] = pid, to
-    say(to + ".pid", pid)
-
-prctl = ctypes.CDLL(None).prctl
-children = {}
-os.set_inheritable(0, False)
-out, err = os.dup(1), os.dup(2)
-send(1, os.devnull)
-send(2, os.devnull)
-run(["show", "a bad id"])  # imports what is imported late; starts no thread
-os.dup2(out, 1)
-os.dup2(err, 2)
-command = typer.main.get_command(runfold.cli.app)
-typer.main.get_command = lambda app: command
-gc.freeze()
-requests = b""
-while True:
-    for fd in select.select([0, *children], [], [])[0]:
-        if fd:
-            pid, to = children.pop(fd)
-            os.close(fd)
-            say(to + ".code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        else:
-            found = os.read(0, 1 << 20)
-            if not found:
-                sys.exit()
-            *whole, requests = (requests + found).split(b"\\n")
-            for line in whole:
-                fork(**json.loads(line))
-"""
-"""Has everything imported and forks a process for each command: 15 ms instead of 250. What it has
-to say stands in files, so that it outlives the event loops of single tests."""
+LINE_CHARS_MAX = 1200
 
 
 class Zygote:
-    """One for a pytest process; it ends with it."""
+    """A process that has everything imported and forks one for each command (kit.agents): 15 ms
+    instead of 250. One for a pytest process; what it has to say stands in files, which outlive the
+    event loops of single tests."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="runfold-cli-"))
         atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         self._count = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", ZYGOTE],
+            [sys.executable, "-P", str(AGENTS)],
             stdin=subprocess.PIPE,
             preexec_fn=_die_with_pytest,
         )
@@ -162,6 +92,20 @@ class Done(NamedTuple):
         found = [line for line in lines if not line.startswith("runfold: storage ")]
         assert len(found) == 1 and found[0].startswith("runfold: "), self
         return found[0]
+
+
+def is_refused(done: Done, exit_code: int, code: str) -> None:
+    """PROTOCOL 8's error object on stdout, the same in one line on stderr."""
+    assert done.code == exit_code, done
+    assert done.json.keys() == {"error"}, done
+    error = done.json["error"]
+    assert error.keys() == {"code", "message", "run", "hint"}, done
+    assert error["code"] == code, done
+    assert isinstance(error["message"], str) and error["message"]
+    assert isinstance(error["hint"], str)
+    assert error["run"] is None or isinstance(error["run"], str)
+    assert len(done.line) < LINE_CHARS_MAX and "internal error" not in done.line, done
+    assert done.line.isprintable(), done
 
 
 class Child:
@@ -212,8 +156,14 @@ class Forked(Child):
 
     async def done(self) -> Done:
         await eventually(lambda: not self.running, END_WAIT_S, what=f"process {self.pid} ends")
-        code, out, err = (Path(f"{self._to}.{end}").read_text() for end in ("code", "out", "err"))
-        return Done(int(code), out, err)
+        return Done(
+            int(_text(f"{self._to}.code")), *(_text(f"{self._to}.{x}") for x in ("out", "err"))
+        )
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 class Executed(Child):
@@ -280,12 +230,12 @@ class Cli:
 
     async def _fork(self, lines: Sequence[Sequence[str]]) -> list[Child]:
         about = {"cwd": str(self.folder), "env": self.env}
-        places = zygote().fork([about | {"argv": list(line)} for line in lines])
+        places = zygote().fork([about | {"words": list(line)} for line in lines])
         found: list[Child] = []
         for place in places:
-            pid = Path(f"{place}.pid")
-            await eventually(pid.exists, END_WAIT_S, what="a process is forked")
-            found.append(Forked(int(pid.read_text()), place))
+            pid = f"{place}.pid"
+            await eventually(lambda pid=pid: os.path.exists(pid), END_WAIT_S, what="it is forked")
+            found.append(Forked(int(_text(pid)), place))
         self._children += found
         return found
 
@@ -359,7 +309,7 @@ class Cli:
         """The conversation in each model request, over all processes."""
         return [json.loads(line) for line in self.lines("requests")]
 
-    # -- what is in the store -----------------------------------------------------------------------
+    # -- what is in the store --------------------------------------------------------------------
 
     async def entries(self, id: str) -> tuple[Entry, ...]:
         async with self._opened() as store:

@@ -5,11 +5,12 @@ is the product's own: `Fold`, `decide_claim`, `decide_call`, `decide_step`, `dec
 modelled here is only what a shell does between two awaits: read, publish at the tail that was read,
 read back, call, stop, die.
 
-States are hashed by what the fold means, not by the list of records, and the two processes are
-interchangeable; both cut the search many times over. Breadth first, so a violation comes with a
-shortest way to it.
+States are hashed by what the fold means, not by the list of records; the two processes are
+interchangeable; and a process whose next append must lose has already lost and read back (nothing
+that it could do in between is seen by anybody). Each cuts the search many times over. It goes
+breadth first, so a violation comes with a shortest way to it.
 
-A state is a tuple: (view, slots, flight, calls, crashes left, unknowns left, door).
+A state is a tuple: (view, slots, flight, calls, crashes left, unknowns left, lies left, door).
 
 - view: the journal, as an interned fold (`View`)
 - slots: one tuple for each process, see `Slot`
@@ -105,12 +106,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far to look. `unknowns`: appends whose acknowledgement is lost, or that land late."""
+    """How far to look. `unknowns`: appends whose acknowledgement is lost, or that land late.
+    `lies`: a live process that is asked and does not answer, because it is cut off or stalled."""
 
     shared: bool
     records: int
     crashes: int = 2
     unknowns: int = 1
+    lies: int = 1
 
 
 @dataclass
@@ -152,8 +155,9 @@ class Slot(NamedTuple):
 
 
 OFF = Slot("off", 0)
+CRASHES, UNKNOWNS, LIES = 4, 5, 6  # what is left of each, by its place in a state
 State: TypeAlias = tuple[
-    int, tuple[Slot, ...], tuple[Any, ...], tuple[int, ...], int, int, tuple[Any, ...]
+    int, tuple[Slot, ...], tuple[Any, ...], tuple[int, ...], int, int, int, tuple[Any, ...]
 ]
 
 
@@ -189,7 +193,7 @@ def meaning(fold: Fold) -> tuple[Any, ...]:
     return (
         fold.n,
         fold.claim.n if fold.claim else 0,
-        tuple(fold.claims),
+        next(reversed(fold.claims), 0),
         tuple(
             (
                 name,
@@ -215,14 +219,22 @@ def _result(completed: StepCompleted | None) -> str:
 class Explorer:
     """One exploration: `run` goes through every state within the bounds, or raises Violation."""
 
-    def __init__(self, bounds: Bounds, rules: Rules | None = None) -> None:
+    def __init__(
+        self, bounds: Bounds, rules: Rules | None = None, *, settling: bool = True
+    ) -> None:
         self.bounds = bounds
         self.rules = rules or Rules()
+        self.settling = settling and self.rules.cas and self.rules.stops_when_fenced
         self.views: list[View] = []
         self._by_meaning: dict[tuple[Any, ...], View] = {}
         self._appended: dict[Any, View] = {}
         self._actions: dict[Any, Label] = {}
         self._signals: dict[Any, Label] = {}
+
+    @property
+    def journals(self) -> set[tuple[Any, ...]]:
+        """What all journals that were reached mean."""
+        return set(self._by_meaning)
 
     # ---- the journal --------------------------------------------------------------------------
 
@@ -283,7 +295,9 @@ class Explorer:
             record, raw = seal(body, n=n, id=f"{NONCE}-{n}", at=AT, by="w", prev=fold.head)
             fold.apply(Entry(record, raw))
         view = self.view_of(fold)
-        return (view.id, (OFF, OFF), (), (), self.bounds.crashes, self.bounds.unknowns, ())
+        bounds = self.bounds
+        left = (bounds.crashes, bounds.unknowns, bounds.lies)
+        return (view.id, (OFF, OFF), (), (), *left, ())
 
     # ---- the holder's program: worker/loop.py over the same decisions ---------------------------
 
@@ -405,15 +419,18 @@ class Explorer:
             case Take(reason):
                 yield from self._publish(state, view, index, slot, ("claim", reason))
             case AskHolder(claim=claim):
-                alive = holds(state[1], self.views, claim)
+                alive = holds(state[1], claim)
+                same = view.fold.claim is not None and view.fold.claim.n == claim
                 for answer in ("yes", "nobody") if alive else ("no", "nobody"):
-                    same = view.fold.claim is not None and view.fold.claim.n == claim
                     heard = (*slot.extra, answer) if same else ()
-                    asked = slot._replace(view=view.id, extra=heard)
-                    yield (
-                        f"asks the holder of claim {claim}: {answer}",
-                        with_slot(state, index, asked),
-                    )
+                    asked = with_slot(state, index, slot._replace(view=view.id, extra=heard))
+                    what = f"asks the holder of claim {claim}: {answer}"
+                    if not alive or answer == "yes":
+                        yield (what, asked)
+                    elif "nobody" in slot.extra:  # still cut off
+                        yield (f"x {what}", asked)
+                    elif state[LIES]:
+                        yield (f"x {what}", spend(asked, LIES))
             case other:
                 raise AssertionError(other)
 
@@ -429,11 +446,15 @@ class Explorer:
             case ("append", label):
                 yield from self._publish(state, view, index, slot, label)
             case ("over?", claim):
-                alive = self.bounds.shared and holds(state[1], self.views, claim)
-                if alive:  # RetryLater: give the run up until then
-                    yield from self._publish(state, view, index, slot, ("release",))
-                over = slot._replace(over=True)
-                yield ("hears that the earlier call is over", with_slot(state, index, over))
+                alive = self.bounds.shared and holds(state[1], claim)
+                over = with_slot(state, index, slot._replace(over=True))
+                if not alive:
+                    yield ("hears that the earlier call is over", over)
+                    return
+                # RetryLater: give the run up until then
+                yield from self._publish(state, view, index, slot, ("release",))
+                if state[LIES]:
+                    yield ("x hears that the earlier call is over", spend(over, LIES))
             case other:
                 raise AssertionError(other)
 
@@ -445,22 +466,22 @@ class Explorer:
         if slot.claim and known.claimed > slot.claim:
             raise Violation(f"a holder that knows it is fenced goes on: {what}")
         if self.rules.cas and view.n != known.n:
-            yield (f"loses {what}, reads back", self._reread(state, view, index, slot))
+            yield (f"loses {what}, reads back", with_slot(state, index, self._reread(view, slot)))
             return
         if view.n >= self.bounds.records:
             return
         after = self.append(view, label, slot.claim)
         mine = after if self.rules.cas else self.append(known, label, slot.claim)
         landed = (after.id, *state[1:])
-        yield (what, with_slot(landed, index, acknowledged(slot, mine, label)))  # type: ignore[arg-type]
-        if state[5]:
-            sent = slot._replace(pc="sent", extra=(slot.pc, slot.extra, label, True))
+        yield (what, with_slot(landed, index, acknowledged(slot, mine, label)))
+        if state[UNKNOWNS]:
+            sent = slot._replace(pc="sent", extra=(slot.pc, slot.extra, label, after.n))
             yield (
                 f"x {what}, acknowledgement lost",
-                spend(with_slot(landed, index, sent), 5),  # type: ignore[arg-type]
+                spend(with_slot(landed, index, sent), UNKNOWNS),
             )
-            late = sent._replace(extra=(slot.pc, slot.extra, label, False))
-            yield (f"x {what}, in flight", spend(with_slot(state, index, late), 5))
+            late = sent._replace(extra=(slot.pc, slot.extra, label, 0))
+            yield (f"x {what}, in flight", spend(with_slot(state, index, late), UNKNOWNS))
 
     def _sent(
         self, state: State, view: View, index: int, slot: Slot
@@ -470,34 +491,37 @@ class Explorer:
         what = " ".join(str(part) for part in label[:3])
         known = self.views[slot.view]
         if not landed and (view.n == known.n or not self.rules.cas):
-            if view.n < self.bounds.records:
-                after = self.append(view, label, slot.claim)
-                there = slot._replace(extra=(pc, extra, label, True))
-                yield (f"x {what} lands late", with_slot((after.id, *state[1:]), index, there))  # type: ignore[arg-type]
-                if view.n == known.n:
-                    again = acknowledged(before, after, label)
-                    yield (
-                        f"{what}, published again",
-                        with_slot((after.id, *state[1:]), index, again),
-                    )  # type: ignore[arg-type]
+            if view.n >= self.bounds.records:
+                return
+            after = self.append(view, label, slot.claim)
+            stored = (after.id, *state[1:])
+            there = slot._replace(extra=(pc, extra, label, after.n))
+            yield (f"x {what} lands late", with_slot(stored, index, there))
+            again = acknowledged(before, after, label)
+            if not self.rules.cas:  # a blind store takes the first copy too, whenever it comes
+                stored = (*stored[:2], (*state[2], (label, known.n, slot.claim)), *stored[3:])
+            yield (f"{what}, published again", with_slot(stored, index, again))
             return
-        if landed and not (self._fenced(view, slot)):
-            mine = acknowledged(before, view, label, n=known.n + 1)
+        if landed and not self._fenced(view, slot):
+            mine = acknowledged(before, view, label, n=landed)
             yield (f"{what}, found by reading back", with_slot(state, index, mine))
         else:
-            yield (f"{what} did not land, reads back", self._reread(state, view, index, before))
+            yield (
+                f"{what} did not land, reads back",
+                with_slot(state, index, self._reread(view, before)),
+            )
 
     def _fenced(self, view: View, slot: Slot) -> bool:
         return bool(self.rules.stops_when_fenced and slot.claim and view.claimed > slot.claim)
 
-    def _reread(self, state: State, view: View, index: int, slot: Slot) -> State:
+    def _reread(self, view: View, slot: Slot) -> Slot:
         if self._fenced(view, slot):
-            return with_slot(state, index, OFF)
+            return OFF
         if slot.pc == "take":
             live, was = view.fold.claim, self.views[slot.view].fold.claim
             if (live.n if live else 0) != (was.n if was else 0):
                 slot = slot._replace(extra=())
-        return with_slot(state, index, slot._replace(view=view.id))
+        return slot._replace(view=view.id)
 
     def _call(self, state: State, view: View, index: int, slot: Slot) -> tuple[str, State]:
         """The write begins: the world remembers it, whatever becomes of everybody here."""
@@ -516,13 +540,13 @@ class Explorer:
     def _crash(
         self, state: State, view: View, index: int, slot: Slot
     ) -> Iterator[tuple[str, State]]:
-        if not state[4]:
+        if not state[CRASHES]:
             return
         flight = state[2]
         if slot.pc == "sent" and not slot.extra[3]:
             flight = tuple(sorted((*flight, (slot.extra[2], self.views[slot.view].n, slot.claim))))
         dead = with_slot(state, index, OFF)
-        yield (f"x dies ({slot.pc})", spend((*dead[:2], flight, *dead[3:]), 4))
+        yield (f"x dies ({slot.pc})", spend((*dead[:2], flight, *dead[3:]), CRASHES))
 
     def _network(self, state: State, view: View) -> Iterator[tuple[str, State]]:
         for letter in state[2]:
@@ -543,20 +567,20 @@ class Explorer:
         idle = all(slot.pc == "off" for slot in state[1])
         for said in self.sayings(view):
             two_steps = not self.bounds.shared and said[0] == "reconcile"
-            if two_steps and state[6]:
+            if two_steps and state[7]:
                 continue
             label = self.decide_signal(view, said, held=not self.bounds.shared and not idle)
             if not label or view.n >= self.bounds.records:
                 continue
             if two_steps:
-                yield (f"a door looks for {said}", (*state[:6], said))
+                yield (f"a door looks for {said}", (*state[:7], said))
             else:
                 after = self.append(view, label, 0)
                 yield (f"person: {said}", (after.id, *state[1:]))
-        if state[6] and view.n < self.bounds.records:
-            label = self.decide_signal(view, state[6], held=False)
+        if state[7] and view.n < self.bounds.records:
+            label = self.decide_signal(view, state[7], held=False)
             after = self.append(view, label, 0) if label else view
-            yield (f"the door appends {state[6]}", (after.id, *state[1:6], ()))
+            yield (f"the door appends {state[7]}", (after.id, *state[1:7], ()))
 
     def sayings(self, view: View) -> list[tuple[Any, ...]]:
         """Everything a person could say now; each with a request id of its own."""
@@ -595,6 +619,28 @@ class Explorer:
             case other:
                 assert_never(other)
 
+    def settled(self, state: State) -> State:
+        """The state after everybody whose append can only lose has read back, so that all know the
+        same journal. Holds for the product's rules alone."""
+        view = self.views[state[0]]
+        slots = tuple(sorted(self._settled(view, slot) for slot in state[1]))
+        flight = tuple(letter for letter in state[2] if letter[1] == view.n)
+        return (state[0], slots, flight, *state[3:])
+
+    def _settled(self, view: View, slot: Slot) -> Slot:
+        if slot.pc == "off":
+            return OFF
+        if slot.pc == "started":  # it calls, whatever the journal says by then
+            return slot._replace(view=0)
+        if slot.view == view.id:
+            return slot
+        if slot.pc == "sent":
+            pc, extra, _, landed = slot.extra
+            if not landed:  # its expected sequence is spent
+                return self._reread(view, slot._replace(pc=pc, extra=extra))
+            return OFF if self._fenced(view, slot) else slot._replace(view=view.id)
+        return self._reread(view, slot)
+
     # ---- the search ---------------------------------------------------------------------------
 
     def run(self) -> Found:
@@ -617,6 +663,8 @@ class Explorer:
                 moves = False
                 for event, after in self.successors(state):
                     found.transitions += 1
+                    if self.settling:
+                        after = self.settled(after)
                     moves = moves or not event.startswith("x ")
                     known = number.get(after)
                     if known is None:
@@ -626,7 +674,7 @@ class Explorer:
                         before.append([])
                         queue.append(after)
                     before[known].append(here)
-                event = ""
+                    event = ""
                 view = self.views[state[0]]
                 if not moves and not view.fold.finished and view.n < self.bounds.records:
                     raise Violation("nobody can do anything")
@@ -697,15 +745,15 @@ RECORDS_TO_THE_END = 10
 # ---- values -----------------------------------------------------------------------------------
 
 
-def with_slot(state: State, index: int, slot: Slot) -> State:
+def with_slot(state: Any, index: int, slot: Slot) -> State:
     """The state with this process changed; processes in order, for they are interchangeable."""
     other = state[1][1 - index]
     slots = (slot, other) if slot <= other else (other, slot)
     return (state[0], slots, *state[2:])
 
 
-def spend(state: State, place: int) -> State:
-    return (*state[:place], state[place] - 1, *state[place + 1 :])  # type: ignore[return-value]
+def spend(state: Any, place: int) -> State:
+    return (*state[:place], state[place] - 1, *state[place + 1 :])
 
 
 def acknowledged(slot: Slot, view: View, label: Label, n: int | None = None) -> Slot:
@@ -727,11 +775,11 @@ def acknowledged(slot: Slot, view: View, label: Label, n: int | None = None) -> 
             return slot._replace(pc="ready", view=view.id, over=False, extra=())
 
 
-def holds(slots: tuple[Slot, ...], views: list[View], claim: int) -> bool:
+def holds(slots: tuple[Slot, ...], claim: int) -> bool:
     """Whether the process that made this claim is alive and believes it holds the run."""
     return any(
         slot.claim == claim
-        or (slot.pc == "sent" and slot.extra[2][0] == "claim" and views[slot.view].n + 1 == claim)
+        or (slot.pc == "sent" and slot.extra[2][0] == "claim" and slot.extra[3] == claim)
         for slot in slots
         if slot.pc != "off"
     )

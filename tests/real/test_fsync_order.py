@@ -63,7 +63,7 @@ def first(calls: list[Call], name: str, *words: str, after: int = -1) -> Call:
 async def traced(cli: Cli, *args: str, inject: tuple[str, ...] = ()) -> tuple[Done, list[Call]]:
     """The installed command under strace."""
     out = cli.folder / "trace"
-    filters = ("-e", f"trace={CALLS}") if not inject else inject
+    filters = inject or ("-e", f"trace={CALLS}")
     flags = ("-f", "-y", "-s", "100000", "-o", str(out))
     child = await cli.execute("strace", *flags, *filters, RUNFOLD, *args)
     done = await child.done()

@@ -1,4 +1,4 @@
-"""Workers killed with SIGKILL inside a read and inside a write: nothing is repeated unasked (R34)."""
+"""Workers killed with SIGKILL inside a read and a write: nothing is repeated unasked (R34)."""
 
 from __future__ import annotations
 

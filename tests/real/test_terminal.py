@@ -18,12 +18,12 @@ pytestmark = pytest.mark.real
 ESCAPE = re.compile(r"\\(x|u00)[0-9a-f]{2}")
 HARMFUL = ("Cc", "Cf", "Zl", "Zp", "Cs")
 BIDI = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-NASTY = "".join(
+_HARMFUL_CHARS = "".join(
     char
     for char in map(chr, range(0x3000))
     if unicodedata.category(char) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(char) in BIDI
 )
-NASTY = f"<{NASTY}\u200b\u200e\u200f\u061c\ufeff\x1b[2J\x1b]0;title\x07\U000e0041>"
+NASTY = f"<{_HARMFUL_CHARS}\u200b\u200e\u200f\u061c\ufeff\x1b[2J\x1b]0;title\x07\U000e0041>"
 ANSWER = NASTY.replace("\t\n", "")
 """An answer is a block of text: its line breaks and tabs stay."""
 
@@ -202,7 +202,6 @@ async def test_errors_as_json_keep_the_exact_text(on_file: Cli, agent: str, agen
         assert shape["unknown"][0]["input"] == {"query": NASTY}
 
 
-@pytest.mark.xfail(strict=True, reason="show prints a forged step name, tool or marker as it is")
 async def test_a_forged_record_is_shown_escaped(on_file: Cli, agent: str) -> None:
     """Whoever may write to the store can put anything into a record that is well formed."""
     await on_file.forked([run_line("f1", "desk", input="x")], at_once=1)
@@ -227,7 +226,6 @@ async def test_a_forged_type_is_shown_escaped(cli: Cli) -> None:
     is_harmless(refused)
 
 
-@pytest.mark.xfail(strict=True, reason="internal error: what ASCII can't encode is not escaped")
 async def test_a_terminal_without_unicode_gets_escapes_not_an_error(
     on_file: Cli, agent: str
 ) -> None:

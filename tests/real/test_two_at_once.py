@@ -10,6 +10,8 @@ from kit.cli import Child, Cli, Done, names, run_line
 from kit.proxy import Proxy
 from kit.waiting import eventually
 
+from journal.records import Claim
+
 pytestmark = pytest.mark.real
 
 STEP = "tool/2/0/create_ticket"
@@ -158,11 +160,11 @@ async def test_a_retry_waits_while_the_earlier_call_may_still_run(
 
 async def _is_back(cli: Cli) -> bool:
     """Whether the first claim's worker answers on its subject again."""
-    worker = next(record.worker for record in await cli.records("t6") if hasattr(record, "worker"))
+    claims = [record for record in await cli.records("t6") if isinstance(record, Claim)]
     async with cli.client() as client:
         try:
             question = b'{"run": "", "claim": 0}'
-            await client.request(f"{cli.namespace}.worker.{worker}", question, timeout=1)
+            await client.request(f"{cli.namespace}.worker.{claims[0].worker}", question, timeout=1)
         except Exception:  # no responder yet, or silence
             return False
     return True

@@ -1,0 +1,173 @@
+"""R77: every interleaving of two holders, a person and crashes, over the pure decisions.
+
+`RUNFOLD_EXPLORE=deep` looks further, for minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+
+import pytest
+from kit.explorer import RUN, WRITE, Bounds, Explorer, Rules, Violation
+
+from journal.errors import RunfoldError
+from journal.fold import Fold
+from journal.signals import AnySignal, Append, Reconcile, Repeated, decide_signal
+from journal.steps import Ask, Call, StepDecision, decide_step
+from journal.steps import Run as RunIt
+
+DEEP = os.environ.get("RUNFOLD_EXPLORE") == "deep"
+LOCK = Bounds(shared=False, records=22 if DEEP else 18, crashes=3 if DEEP else 2, unknowns=2)
+CLAIMS = [
+    Bounds(shared=True, records=16, crashes=1, unknowns=0, lies=1),
+    Bounds(shared=True, records=14, crashes=2, unknowns=0, lies=1),
+    Bounds(shared=True, records=14, crashes=1, unknowns=1, lies=1),
+    Bounds(shared=True, records=16, crashes=0, unknowns=0, lies=2),
+]
+DEEP_CLAIMS = [
+    Bounds(shared=True, records=20, crashes=2, unknowns=1, lies=1),
+    Bounds(shared=True, records=20, crashes=1, unknowns=1, lies=2),
+    Bounds(shared=True, records=20, crashes=3, unknowns=0, lies=2),
+]
+BOUNDS = [LOCK, *(DEEP_CLAIMS if DEEP else CLAIMS)]
+
+
+def named(bounds: Bounds) -> str:
+    how = "claims" if bounds.shared else "lock"
+    faults = f"{bounds.crashes} crashes, {bounds.unknowns} unknown, {bounds.lies} lies"
+    return f"{how}, {bounds.records} records, {faults}"
+
+
+@pytest.mark.timeout(3600 if DEEP else 120)
+@pytest.mark.parametrize("bounds", BOUNDS, ids=named)
+def test_no_interleaving_repeats_a_write_loses_an_answer_or_leaves_a_run_without_a_next_actor(
+    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+):
+    """In every state: the write begins at most once for its approval and once for each recorded
+    retry, after its acknowledged start, never by a process that knows that it is fenced, never
+    twice by one process; one decision counts; the log folds; somebody can do something and the end
+    is in reach; the answer is that of a run without crashes, or holds what a person said was done.
+    """
+    found = Explorer(bounds).run()
+    with capsys.disabled():
+        print(f"\n  {named(bounds)}: {found.states} states, {found.transitions} transitions")
+    assert found.ends == {("R", "W"), ("R", "D"), ("R", "rejected")}
+    assert found.deepest == bounds.records
+    assert found.calls_max >= 2  # permitted retries were among them
+
+
+# ---- it can fail: each rule removed, the explorer sees it ---------------------------------------
+
+
+def violation(bounds: Bounds, rules: Rules) -> Violation:
+    with pytest.raises(Violation) as raised:
+        Explorer(bounds, rules).run()
+    assert raised.value.way
+    return raised.value
+
+
+def unbound_retry(
+    fold: Fold, call: Call, *, attempted: Set[int] = frozenset(), earlier_over: bool = False
+) -> StepDecision:
+    """A retry permits any later start of its step too."""
+    decision = decide_step(fold, call, attempted=attempted, earlier_over=earlier_over)
+    if isinstance(decision, Ask):
+        for said in fold.steps[call.step].reconciled.values():
+            if said.payload["outcome"] == "retry":
+                return RunIt(said.n, decision.start.key, unsafe=True)
+    return decision
+
+
+def hasty_signal(
+    fold: Fold, signal: AnySignal, request_id: str, *, held: bool
+) -> Append | Repeated:
+    """A reconcile is accepted for a start that is running."""
+    try:
+        return decide_signal(fold, signal, request_id, held=held)
+    except RunfoldError:
+        if not isinstance(signal, Reconcile) or fold.finished:
+            raise
+        idle = fold.copy()
+        idle.claim = None
+        return decide_signal(idle, signal, request_id, held=False)
+
+
+SMALL: dict[bool, Bounds] = {
+    False: Bounds(shared=False, records=14, crashes=2, unknowns=1),
+    True: Bounds(shared=True, records=14, crashes=1, unknowns=1),
+}
+ONE_MISTAKE = Bounds(shared=True, records=12, crashes=0, unknowns=1)
+
+
+def test_without_compare_and_swap_it_finds_a_violation():
+    for shared in (True, False):
+        found = violation(SMALL[shared], Rules(cas=False))
+        assert "the log does not fold" in found.what or "called" in found.what
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_with_a_call_before_its_start_is_acknowledged_it_finds_a_violation(shared: bool):
+    found = violation(SMALL[shared], Rules(start_first=False))
+    assert found.what == "the write is called without an acknowledged start"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_with_a_retry_that_is_not_bound_to_its_start_it_finds_a_violation(shared: bool):
+    bounds = Bounds(shared=shared, records=18, crashes=3, unknowns=0, lies=0)
+    found = violation(bounds, Rules(decide_step=unbound_retry))
+    assert "permit" in found.what
+
+
+def test_without_memory_and_with_a_reconcile_of_a_running_write_it_finds_a_violation():
+    rules = Rules(remembers=False, decide_signal=hasty_signal)
+    found = violation(SMALL[False], rules)
+    assert found.what == "a process calls the write again that it called before"
+    assert [event for event in found.way if "WRITE" in event or "write" in event] == [
+        "CALLS THE WRITE under start 7",
+        "the write raises",
+    ]
+
+
+@pytest.mark.parametrize("rules", [Rules(remembers=False), Rules(decide_signal=hasty_signal)])
+def test_either_of_the_two_guards_is_enough(rules: Rules):
+    Explorer(SMALL[False], rules).run()
+
+
+def test_with_a_fenced_holder_that_goes_on_it_finds_a_violation():
+    found = violation(ONE_MISTAKE, Rules(stops_when_fenced=False))
+    assert "fenced" in found.what or "under claim" in found.what
+
+
+def test_a_violation_comes_with_a_shortest_way_to_it():
+    found = violation(SMALL[False], Rules(start_first=False))
+    assert found.way == [
+        "a process takes the lock",
+        "start 0 0",
+        "done 0 R",
+        "person: ('approve',)",
+    ]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_reading_back_early_hides_no_journal(shared: bool):
+    """The explorer's own shortcut, against the search without it."""
+    bounds = Bounds(shared=shared, records=11, crashes=1, unknowns=int(not shared), lies=1)
+    quick, slow = Explorer(bounds), Explorer(bounds, settling=False)
+    one, other = quick.run(), slow.run()
+    assert quick.journals == slow.journals
+    assert (one.ends, one.calls_max) == (other.ends, other.calls_max)
+    assert one.states < other.states
+
+
+def test_the_same_exploration_twice_sees_the_same():
+    assert Explorer(SMALL[False]).run() == Explorer(SMALL[False]).run()
+
+
+def test_the_explored_run_is_the_one_it_says():
+    explorer = Explorer(SMALL[True])
+    fold = explorer.views[explorer.first()[0]].fold
+    assert fold.started is not None and fold.started.run == RUN
+    (pending,) = fold.pending()
+    assert pending[1].marker.startswith(f"{RUN}/{WRITE}@1.")
+    assert fold.runnable()  # the read is due
