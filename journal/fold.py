@@ -149,8 +149,13 @@ class Fold:
 
     def apply(self, entry: Entry) -> None:
         """Take the next entry; raises Damage, and is then unchanged."""
+        self.check(entry.record)
+        self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Take an entry that passed `check` at this very state."""
         record = entry.record
-        self.check(record)
+        assert self.n in (0, record.n - 1)
         if self.newer is None:
             self._take(record)
         nonce, _, counter = record.id.partition("-")

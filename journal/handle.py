@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -191,17 +191,12 @@ class Journal(Log):
 
     async def step(self, call: Call, perform: Perform) -> StepCompleted:
         """As run_step, for the layers above: `perform` is given the start and makes the record."""
-        with self._exclusive():
-            self.check_runnable()
-            return await do_step(self, call, perform)
-
-    @contextmanager
-    def _exclusive(self) -> Generator[None]:
         if self._busy:
             raise self._concurrent()
         self._busy = True
         try:
-            yield
+            self.check_runnable()
+            return await do_step(self, call, perform)
         finally:
             self._busy = False
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
-import msgspec
-
 from . import ids
 from .codec import Damage, Entry, seal
 from .errors import (
@@ -204,7 +202,7 @@ class Log:
         try:
             answer = await self.store.append(self.run_id, entry, expected=self.tail)
             if isinstance(answer, Appended):
-                self.fold.apply(msgspec.structs.replace(entry, position=answer.tail))
+                self.fold.take(entry)  # `_seal` checked it, and nothing was folded since
                 self.tail = answer.tail
                 return True, ""
             landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)

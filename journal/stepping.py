@@ -129,7 +129,11 @@ async def _start(
         deadline=deadline,
     )
 
+    decided_at = journal.fold.n
+
     def due(fold: Fold) -> StepStarted | None:
+        if fold.n == decided_at:  # not needed for safety: deciding again would say the same
+            return body
         if fold.finished:
             return None
         now: StepDecision = decide_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +181,33 @@ async def test_doctor_judges_the_storage(any_cli: Cli) -> None:
         assert finding.keys() == {"level", "what", "why", "fix"} and all(finding.values())
     level = {"file": "safe", "embedded": "safe", "jetstream": "unverified"}[any_cli.kind]
     assert (done.code, done.json["level"]) == (0, level)
+
+
+TALKS = """
+from runfold import Agent, read
+from runfold.testing import ScriptedModel, call, say
+
+print("imported")
+
+@read
+def talk() -> str:
+    print("called")
+    return "x"
+
+agent = Agent("talks", model=ScriptedModel(call("talk"), say("Done.")), tools=[talk])
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="what an agent's code prints stands on stdout too")
+async def test_what_an_agents_code_prints_is_kept_out_of_the_answer(
+    on_file: Cli, tmp_path: Path
+) -> None:
+    """One object on stdout, for whatever reads it."""
+    agent = tmp_path / "talks.py"
+    agent.write_text(TALKS)
+    done = await on_file("run", f"{agent}:agent", "--id=p1", "--input=x", "--json")
+    assert (done.code, done.json["message"]) == (0, "Done.")
+    assert "called" in done.err
 
 
 # -- what this version can't run ----------------------------------------------------------------
