@@ -1,6 +1,6 @@
 """Durable steps without the agent loop: any coroutine, made a step of a run.
 
-    python examples/steps.py          # twice: the second time nothing is called
+python examples/steps.py          # twice: the second time nothing is called
 """
 
 import asyncio

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Coroutine
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGTERM, Signals
 from typing import Any, cast
 
 import typer
@@ -16,7 +16,7 @@ import typer
 from journal.errors import RunfoldError
 from journal.escape import visible
 
-from .terminal import emit_json
+from .terminal import emit_json, note
 
 EXIT_BY_CODE = {
     "invalid_id": 2,
@@ -51,14 +51,13 @@ class UsageProblem(RunfoldError):
 def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
     """Run a command's body; its result is the exit code."""
     _log_to_stderr()
+    told: list[Signals] = []
     try:
-        code = asyncio.run(_until_terminated(command))
+        code = asyncio.run(_until_told(command, told))
     except asyncio.CancelledError:
-        print("runfold: terminated; the run can be taken up again", file=sys.stderr)
-        code = 128 + SIGTERM
-    except KeyboardInterrupt:
-        print("runfold: interrupted; the run can be taken up again", file=sys.stderr)
-        code = 128 + SIGINT
+        word = "interrupted" if told[:1] == [SIGINT] else "terminated"
+        print(f"runfold: {word}; the run can be taken up again", file=sys.stderr)
+        code = 128 + (told[0] if told else SIGTERM)
     except RunfoldError as error:
         code = report(error, json)
     except ExceptionGroup as group:  # out of a task group
@@ -69,11 +68,20 @@ def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
     raise typer.Exit(code)
 
 
-async def _until_terminated(command: Coroutine[Any, Any, int]) -> int:
-    """SIGTERM cancels as Ctrl-C does, so that locks, claims and servers are given up in order."""
+async def _until_told(command: Coroutine[Any, Any, int], told: list[Signals]) -> int:
+    """Ctrl-C and SIGTERM cancel, as often as they come, so that locks, claims and servers are given
+    up in order; a KeyboardInterrupt would give them up beside a call that still runs."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(SIGTERM, task.cancel)
+
+    def stop(number: Signals) -> None:
+        if told:
+            note("stopping; a call that can't be stopped is waited for (kill -9 waits for nothing)")
+        told.append(number)
+        task.cancel()
+
+    for number in (SIGINT, SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     return await command
 
 
@@ -106,7 +114,9 @@ def report(error: RunfoldError, json: bool) -> int:
 def report_bug(error: BaseException, json: bool) -> int:
     """An exception that is no RunfoldError: still one line; RUNFOLD_DEBUG=1 shows the rest."""
     what = f"internal error: {type(error).__name__}: {str(error)[:500]}"
-    return report(RunfoldError(what, hint="RUNFOLD_DEBUG=1 shows where; please report it"), json)
+    bug = RunfoldError(what, hint="RUNFOLD_DEBUG=1 shows where; please report it")
+    bug.__cause__ = error
+    return report(bug, json)
 
 
 class _Visible(logging.Formatter):

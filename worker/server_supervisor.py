@@ -39,7 +39,8 @@ PR_SET_PDEATHSIG = 1
 
 def say(text: str) -> None:
     """Standard error is `nats-server.log`: one file tells the whole story, in order."""
-    print(f"[supervisor {os.getpid()}] {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"[supervisor {os.getpid()}] {text}\n")
+    sys.stderr.flush()
 
 
 def try_flock(path: str | os.PathLike[str]) -> int | None:

@@ -39,6 +39,7 @@ from .run_lock import holder_of, run_lock
 from .safety import Safety
 
 SUFFIX = ".jsonl"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 log = logging.getLogger("runfold")
 T = TypeVar("T")
 
@@ -119,8 +120,7 @@ class FileStore:
         with _errors(run_id, path):
             try:
                 with path.open("rb") as file:
-                    # shared with an append's lock: what is read was synced
-                    _flock(file.fileno(), fcntl.LOCK_SH, path)
+                    _share(file.fileno(), path)
                     size = os.fstat(file.fileno()).st_size
                     file.seek(after)
                     data = file.read()
@@ -271,6 +271,16 @@ def _locked(path: Path, *, create: bool) -> Generator[int]:
             os.close(fd)
 
 
+def _share(fd: int, path: Path) -> None:
+    """Shared with an append's lock: what is read was synced. Where a file system has no locks, it
+    can still be looked at: nothing is run there."""
+    try:
+        _flock(fd, fcntl.LOCK_SH, path)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
 def _flock(fd: int, kind: int, path: Path) -> None:
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
@@ -298,14 +308,14 @@ def _errors(run_id: RunId | None, path: Path) -> Generator[None]:
         what = f"{where}: {error.strerror or error}"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise PermissionDenied(what, subject=str(where), run_id=run_id) from error
-        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno in _NO_LOCKS:
             raise StoreUnavailable(
                 f"{what}: this file system has no locks, and nothing runs without",
                 run_id=run_id,
                 hint="keep the store on a local disk",
             ) from error
         raise StoreUnavailable(
-            f"{what}; the record was not acknowledged",
+            f"{what}; nothing was acknowledged",
             run_id=run_id,
             hint="see the disk, run again",
         ) from error

@@ -113,7 +113,7 @@ class Reader:
             if stored is None:
                 await patience.pause("its tail was removed while it was read")
                 continue
-            entries = tuple(self._entry(found, subject, run_id) for found in stored)
+            entries = self._entries(stored, subject, run_id)
             if again or not _trimmed_meanwhile(entries):
                 return Loaded(entries, tail)
             again = True  # what is still missing then was missing before
@@ -201,6 +201,15 @@ class Reader:
             return None
         raise_if_gone(error, self._stream)
         return str(error)
+
+    def _entries(self, stored: list[_Stored], subject: str, run_id: RunId) -> tuple[Entry, ...]:
+        entries: list[Entry] = []
+        try:
+            entries.extend(self._entry(found, subject, run_id) for found in stored)
+        except JournalDamaged as damage:
+            damage.good = tuple(entries)
+            raise
+        return tuple(entries)
 
     def _entry(self, stored: _Stored, subject: str, run_id: RunId) -> Entry:
         where = place(self._stream, subject, stored.seq)

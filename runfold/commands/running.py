@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,18 +70,29 @@ def run_command(
         value = _input(input, input_json)
         if not 1 <= ack_wait <= 600:
             raise UsageProblem("--ack-wait is 1 to 600 seconds")
-        found = load_agent(agent)
+        with _agents_output(json):
+            found = load_agent(agent)
         target = Target(store, namespace, creds)
         await note_safety(target, monitor)
         async with opened(target) as opened_store:
             if run_id is None and value is not None:
                 run_id = new_run_id()
-            end = await run(opened_store, found, run_id, value, ack_wait_s=ack_wait, on_wait=note)
+            with _agents_output(json):
+                end = await run(
+                    opened_store, found, run_id, value, ack_wait_s=ack_wait, on_wait=note
+                )
             assert run_id is not None
             journal = await Log.read(opened_store, run_id)
         return _print(journal, end, json, store)
 
     execute(json, body())
+
+
+@contextmanager
+def _agents_output(json: bool) -> Generator[None]:
+    """With --json, stdout holds one object: what the agent's code prints goes to stderr."""
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        yield
 
 
 def _print(journal: Log, end: object, json: bool, store: str | None) -> int:

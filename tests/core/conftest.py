@@ -1,20 +1,29 @@
-"""What core tests share: time that only a test moves."""
+"""What core tests share: time that only a test moves, and properties that know no deadline."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import time as real_time
+
 import pytest
+from hypothesis import HealthCheck, settings
 from kit.build import VirtualTime
+
+settings.register_profile("core", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("core")
 
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    """The clock and the sleep of the journal handle. No core test ever waits."""
-    time = VirtualTime()
-    for module in ("journal.log", "journal.stepping", "journal.ownership"):
-        monkeypatch.setattr(f"{module}.asyncio", time)
-    for module in ("journal.log", "journal.stepping"):
-        monkeypatch.setattr(f"{module}.time", time)
-    return time
+    """The clock and the sleep of the journal's shells. No core test ever waits."""
+    virtual = VirtualTime()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("journal.") and not name.startswith("journal.stores."):
+            for real in (asyncio, real_time):
+                if vars(module).get(real.__name__) is real:
+                    monkeypatch.setattr(module, real.__name__, virtual)
+    return virtual
 
 
 @pytest.fixture

@@ -58,10 +58,7 @@ def test_a_module_says_in_its_first_line_what_kind_it_is(path: Path):
 @pytest.mark.parametrize(
     "path", [path for path in MODULES if path.relative_to(ROOT).parts[0] != "runfold"], ids=name
 )
-def test_only_the_face_prints(path: Path, request: pytest.FixtureRequest):
-    if path.name == "server_supervisor.py":
-        why = "BUG: print(file=sys.stderr); the house rule knows no exception"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=why))
+def test_only_the_face_prints(path: Path):
     calls = [
         node.lineno
         for node in ast.walk(tree(path))

@@ -198,7 +198,6 @@ agent = Agent("talks", model=ScriptedModel(call("talk"), say("Done.")), tools=[t
 """
 
 
-@pytest.mark.xfail(strict=True, reason="what an agent's code prints stands on stdout too")
 async def test_what_an_agents_code_prints_is_kept_out_of_the_answer(
     on_file: Cli, tmp_path: Path
 ) -> None:
