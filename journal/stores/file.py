@@ -101,9 +101,10 @@ class FileStore:
     async def answering(self, worker: str, held: Held) -> AsyncGenerator[None, None]:
         yield
 
-    async def inspect(self) -> Safety:
-        """What an acknowledgement is worth here, for `runfold doctor` (R14)."""
-        return await self._in_thread(inspect_directory, self.directory)
+    async def inspect(self, damaged: list[str]) -> Safety:
+        """What an acknowledgement is worth here, for `runfold doctor` (R14). `damaged`: ids of the
+        runs whose journals are refused."""
+        return await self._in_thread(inspect_directory, self.directory, damaged)
 
     def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
         path = self.path(run_id)

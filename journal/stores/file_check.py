@@ -10,8 +10,8 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "sshfs", "ceph", "gluster", "afs", "vbox
 _VOLATILE = ("tmpfs", "ramfs")
 
 
-def inspect_directory(directory: Path) -> Safety:
-    """Judge the file system under the directory."""
+def inspect_directory(directory: Path, damaged: list[str]) -> Safety:
+    """Judge the file system under the directory, and the runs whose journals are refused."""
     kind = _file_system(directory)
     findings: list[Finding] = []
     if kind in _VOLATILE:
@@ -32,6 +32,15 @@ def inspect_directory(directory: Path) -> Safety:
                 fix="use a local disk, or a nats:// store for several machines",
             )
         )
+    if damaged:
+        findings.append(
+            Finding(
+                level="degraded",
+                what=f"journals are damaged: {', '.join(damaged[:20])}",
+                why="nothing runs on a damaged journal; `runfold show ID` says where",
+                fix="restore them from a backup",
+            )
+        )
     levels = {finding.level for finding in findings}
     level: Level = "safe"
     if levels:
@@ -39,6 +48,7 @@ def inspect_directory(directory: Path) -> Safety:
     facts = {
         "directory": str(directory.absolute()),
         "file_system": kind,
+        "damaged": damaged,
         "fsync": "every record, and the directory with each new file",
     }
     return Safety(level=level, findings=tuple(findings), facts=facts)

@@ -50,6 +50,6 @@ async def read_creds(path: str) -> RawCredentials:
         import nkeys  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
     except ImportError as error:
         raise StoreUnavailable(
-            "credentials files need the package nkeys", hint="pip install nkeys"
+            "credentials files need the package nkeys", hint="pip install 'runfold[creds]'"
         ) from error
     return RawCredentials(text)

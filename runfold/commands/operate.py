@@ -95,9 +95,7 @@ def doctor(
         else:
             async with open_store(store) as opened_store:
                 assert isinstance(opened_store, FileStore)
-                damaged = await _damaged(opened_store)
-                found = await opened_store.inspect()
-            found = msgspec.structs.replace(found, facts=found.facts | {"damaged": damaged})
+                found = await opened_store.inspect(await _damaged(opened_store))
         if json:
             emit_json(found)
         else:

@@ -129,7 +129,7 @@ def _input(text: str | None, json_text: str | None) -> Any:
             return _decoded(path.read_bytes(), str(path))
         except OSError as error:
             raise UsageProblem(
-                f"--input {shown(text)}: {error.strerror}",
+                f"--input {shown(text, 300)}: {error.strerror}",
                 hint="a text that starts with @ goes through --input-json",
             ) from error
     return text
@@ -147,7 +147,7 @@ def load_agent(where: str) -> Agent:
     source, colon, attribute = where.rpartition(":")
     if not colon or not source or not attribute.isidentifier():
         raise UsageProblem(
-            f"{shown(where)} names no agent", hint="write FILE.py:NAME or dotted.module:NAME"
+            f"{shown(where, 300)} names no agent", hint="write FILE.py:NAME or dotted.module:NAME"
         )
     try:
         module = _module(source)
@@ -155,11 +155,11 @@ def load_agent(where: str) -> Agent:
         raise
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
-        raise UsageProblem(f"{shown(source)} can't be loaded: {what}") from error
+        raise UsageProblem(f"{shown(source, 300)} can't be loaded: {what}") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Agent):
         what = "is not there" if found is None else f"is a {type(found).__name__}, not an Agent"
-        raise UsageProblem(f"{attribute} in {shown(source)} {what}")
+        raise UsageProblem(f"{attribute} in {shown(source, 300)} {what}")
     return found
 
 
@@ -169,7 +169,7 @@ def _module(source: str) -> Any:
         return importlib.import_module(source)
     path = Path(source).resolve()
     if not path.is_file():
-        raise UsageProblem(f"{shown(source)}: no such file")
+        raise UsageProblem(f"{shown(source, 300)}: no such file")
     spec = importlib.util.spec_from_file_location(f"_runfold_agent_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

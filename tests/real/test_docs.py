@@ -1,4 +1,4 @@
-"""The documents' commands, run as a newcomer would: in an empty venv, in a folder with the examples.
+"""The documents' commands, run as a newcomer would: in an empty venv, in a folder of examples.
 
 In ```console blocks a line `$ command` is run by bash; the lines up to the next one are its output
 (stdout), `…` standing for anything on the line; `[exit N]` is its exit code, 0 if left out.
