@@ -218,9 +218,8 @@ class Fold:
         if isinstance(record, RunPurged) and self.n == 0:
             return  # a tombstone is the first record left, whatever its ordinal
         if record.n != self.n + 1:
-            missing = (
-                f"{self.n + 1} to {record.n - 1}" if record.n > self.n + 1 else f"{self.n + 1}"
-            )
+            first, last = self.n + 1, record.n - 1
+            missing = f"{first} to {last}" if last > first else f"{first}"
             raise Damage(f"record {missing} is missing: record {record.n} follows {self.n}")
         if record.prev != self.head:
             raise Damage(f"record {record.n} does not follow record {self.n}: its hash differs")
@@ -241,8 +240,10 @@ class Fold:
         live = self.claim.n if self.claim else 0
         if isinstance(record, HOLDER_RECORDS) and record.claim != live:
             raise Damage(f"record {record.n} was written under claim {record.claim}, not {live}")
-        if self.finished and not isinstance(record, RunPurged):
+        if self.purged is not None or (self.end and not isinstance(record, RunPurged)):
             raise Damage(f"record {record.n} stands after the run's end")
+        if isinstance(record, RunPurged) and self.end is None:
+            raise Damage(f"record {record.n} purges a run that has not ended")
 
     def _check_start(self, record: StepStarted) -> None:
         step = self.steps.get(record.step)
@@ -252,7 +253,8 @@ class Fold:
             raise Damage(f"record {record.n} starts {record.step} again after its result")
         if step.unsafe:
             permit = step.reconciled.get(step.last.n)
-            if permit is None or permit.n != record.permit:
+            retry = permit is not None and permit.payload["outcome"] == "retry"
+            if permit is None or not retry or permit.n != record.permit:
                 raise Damage(f"record {record.n} starts {record.step} again without a permit")
 
     def _start(self, record: StepStarted) -> None:

@@ -230,7 +230,9 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
         return True
     if start.deadline and datetime.now(UTC) >= datetime.fromisoformat(start.deadline):
         return True
-    holder = journal.fold.claims[start.claim]
+    holder = journal.fold.claims.get(start.claim)
+    if holder is None:  # no claim to ask about: only the deadline tells
+        return False
     answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
     if answer == "nobody":
         await asyncio.sleep(HOLDER_GRACE_S)

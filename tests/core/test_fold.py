@@ -236,6 +236,24 @@ def test_a_run_starts_once():
 ANY_BODY = [model_start(2), result_of("llm/2"), approved("x"), claimed(), answered(), failed()]
 
 
+@pytest.mark.parametrize("permit", [0, 3, 6, 9])
+def test_an_unsafe_step_starts_again_only_by_the_retry_of_its_last_start(permit: int):
+    log = Log(*WRITE, retry(PAY, 7))
+    refuse(log, log.sealed(start_of(PAY, permit=permit)), "without a permit")
+    log.add(start_of(PAY, permit=8))
+    refuse(log, log.sealed(start_of(PAY, permit=8)), "without a permit")
+
+
+def test_an_unsafe_step_that_a_person_called_done_never_starts_again():
+    log = Log(*WRITE, done(PAY, 7))
+    refuse(log, log.sealed(start_of(PAY, permit=8)), "without a permit")
+
+
+def test_a_safe_step_starts_again_without_asking():
+    log = Log(*asked(), *[start_of(READ, "lookup", unsafe=False)] * 3)
+    assert len(log.fold.steps[READ].starts) == 3
+
+
 @pytest.mark.parametrize("end", [answered(), failed()], ids=["completed", "failed"])
 @pytest.mark.parametrize("body", ANY_BODY, ids=lambda body: type(body).__name__)
 def test_a_record_after_the_end_is_damage(end: Record, body: Record):
@@ -328,6 +346,12 @@ def test_a_tombstone_stands_first_whatever_its_ordinal():
     fold = fold_of(log.entries[-1:])
     assert (fold.n, fold.finished, fold.started) == (3, True, None)
     assert fold.purged is not None
+
+
+@pytest.mark.parametrize("before", [[started()], [started(), answered(), RunPurged()]])
+def test_a_tombstone_stands_once_and_only_behind_an_end(before: list[Record]):
+    log = Log(*before)
+    refuse(log, log.sealed(RunPurged()), "record")
 
 
 def test_nothing_follows_a_tombstone():

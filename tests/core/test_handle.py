@@ -485,6 +485,32 @@ async def test_in_the_same_process_a_write_that_went_wrong_is_not_called_again()
     assert world.calls == [PAY]
 
 
+async def test_a_write_that_somebody_else_started_meanwhile_is_not_called():
+    """As if a lock had let two in: the start loses, and the table is asked again."""
+    store = await fresh(FaultyStore())
+    world = World()
+    store.faults[1] = lambda: write_as_other(store, start_of(PAY, "pay"))
+    async with await opened(store) as journal:
+        with pytest.raises(IndeterminateError):
+            await journal.run_step(PAY, "tool", world.call(PAY), tool="pay")
+    assert world.calls == []
+    assert await types_of(store) == ["run.started", "step.started"]
+
+
+async def test_a_result_that_somebody_else_recorded_meanwhile_is_used():
+    store = await fresh(FaultyStore())
+    world = World()
+
+    async def rival() -> None:
+        await write_as_other(store, start_of(READ, "lookup", unsafe=False))
+        await write_as_other(store, result_of(READ, "theirs"))
+
+    store.faults[1] = rival
+    async with await opened(store) as journal:
+        value = await journal.run_step(READ, "tool", world.call(READ), tool="lookup")
+    assert (value, world.calls) == ("theirs", [])
+
+
 # ---- values (R16) -----------------------------------------------------------------------------
 
 UNRECORDABLE = {
