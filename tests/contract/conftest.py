@@ -25,10 +25,6 @@ test_server.__test__ = False
 T = TypeVar("T")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cluster: needs three local nats-servers (2-8 s to start)")
-
-
 @dataclass(frozen=True)
 class Backend:
     """A store to open for one test: a kind, and where its journals are."""
