@@ -208,8 +208,8 @@ class Fold:
                 case Park():
                     if any(name not in self.open for name in record.steps):
                         raise Damage(f"record {record.n} parks for a step that is not open")
-                case Signal(name="reconcile"):
-                    self._check_reconcile(record)
+                case Signal():
+                    self._check_signal(record)
                 case _:
                     pass
 
@@ -282,8 +282,14 @@ class Fold:
         if step.starts and step.last.kind == "model":
             self.reply = model_reply(record) if record.verdicts else None
 
-    def _check_reconcile(self, record: Signal) -> None:
-        step = self.steps.get(str(record.payload.get("step")))
+    def _check_signal(self, record: Signal) -> None:
+        key = "step" if record.name == "reconcile" else "marker"
+        about: JSON = record.payload.get(key)
+        if not isinstance(about, str):
+            raise Damage(f"record {record.n} is a {record.name} without a {key}")
+        if record.name != "reconcile":
+            return
+        step = self.steps.get(about)
         start: JSON = record.payload.get("start")
         if step is None or not any(start == known.n for known in step.starts):
             raise Damage(f"record {record.n} reconciles a start that is not there")
@@ -292,7 +298,7 @@ class Fold:
         self.requests.setdefault(record.request_id, record)
         match record.name:
             case "approve" | "reject":
-                self.decisions.setdefault(str(record.payload.get("marker")), record)
+                self.decisions.setdefault(record.payload["marker"], record)
             case "reconcile":
                 outcome, has_result = record.payload.get("outcome"), "result" in record.payload
                 if (outcome, has_result) not in (("done", True), ("retry", False)):

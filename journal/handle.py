@@ -20,7 +20,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from . import ids
-from .errors import JournalDamaged, RunfoldError, ToolError
+from .errors import (
+    Fenced,
+    IndeterminateError,
+    JournalDamaged,
+    ReplayMismatch,
+    RunfoldError,
+    ToolError,
+)
 from .ids import RunId
 from .limits import ACK_WAIT_S
 from .log import Log
@@ -38,7 +45,10 @@ log = logging.getLogger("runfold")
 class Journal(Log):
     """One run's journal, owned from `open` until `close`.
 
-    `attempted`: starts whose calls this handle has made. `abandoned`: calls left to their threads.
+    `async with await Journal.open(store, run_id, is_write=…) as journal`, then
+    `await journal.run_step(…)` for each durable step, one after another.
+
+    `attempted`: starts whose calls this handle has made. `abandoned`: writes left to their threads.
     (A Log with a lock or claim, so it inherits: delegation would only repeat each name.)
     """
 
@@ -58,6 +68,7 @@ class Journal(Log):
         self.abandoned: list[Future[Any]] = []
         self.is_write = is_write
         self._busy = False
+        self._ended_by: RunfoldError | None = None
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -168,6 +179,9 @@ class Journal(Log):
     ) -> JSON:
         """The recorded result of the step, or `fn` called by the table R20-R26 and recorded.
 
+        `name` is the step's position, unique in the run; `kind` is "model" or "tool"; whether a
+        tool is a write says `is_write(tool or name)`; `input` is what makes it the same call.
+
         An exception of `fn` is never recorded: a safe step runs again when the run is next taken
         up, a write is then unknown. Raises IndeterminateError, ReplayMismatch, Fenced,
         NotEncodable, TooLarge; ToolError where the recorded result is an error.
@@ -193,10 +207,15 @@ class Journal(Log):
         """As run_step, for the layers above: `perform` is given the start and makes the record."""
         if self._busy:
             raise self._concurrent()
+        if self._ended_by is not None:
+            raise self._ended_by
         self._busy = True
         try:
             self.check_runnable()
             return await do_step(self, call, perform)
+        except (IndeterminateError, ReplayMismatch, Fenced) as error:
+            self._ended_by = error  # raised again at every step: nobody goes on past it (R23)
+            raise
         finally:
             self._busy = False
 

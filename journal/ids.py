@@ -27,7 +27,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford: nothing that reads 
 
 def valid_run_id(value: str) -> bool:
     """True for `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}` (R1)."""
-    return _RUN_ID.fullmatch(value) is not None
+    return isinstance(value, str) and _RUN_ID.fullmatch(value) is not None  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def run_id(value: str) -> RunId:
@@ -47,7 +47,7 @@ def new_run_id() -> RunId:
 
 def valid_name(value: str) -> bool:
     """True for an agent, tool or worker name (R2)."""
-    return _NAME.fullmatch(value) is not None
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def name(value: str, what: str) -> str:
@@ -83,6 +83,7 @@ def namespace(value: str) -> str:
 
 def shown(value: str, chars: int = 64) -> str:
     """A refused value, quoted, escaped and cut, fit for a message."""
+    value = str(value)  # it was refused, perhaps for being none
     quoted = ascii(value[:chars])
     return quoted if len(value) <= chars else f"{quoted}… ({len(value)} characters)"
 

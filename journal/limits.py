@@ -30,6 +30,9 @@ ARGUMENTS_BYTES_MAX = 256 * 1024
 TOOL_TIMEOUT_S = 300.0
 """Every write has a deadline, recorded in its start; a permitted retry may rely on it (R22)."""
 
+TOOL_TIMEOUT_MAX_S = 7 * 86400.0
+"""A deadline must be a date; a longer task is a run of its own."""
+
 ACK_WAIT_S = 30.0
 ACK_WAIT_MIN_S = 1.0
 ACK_WAIT_MAX_S = 600.0

@@ -16,12 +16,13 @@ from datetime import UTC, datetime
 from typing import Self, TypeVar
 
 from . import ids
-from .codec import Damage, Entry, seal
+from .codec import Damage, Entry, decode, seal, tag
 from .errors import (
     ConcurrentUse,
     Fenced,
     JournalDamaged,
     NewerVersion,
+    NotEncodable,
     RunNotFound,
     StoreUnavailable,
     TooLarge,
@@ -32,6 +33,7 @@ from .limits import APPEND_BUDGET_S
 from .records import (
     HOLDER_RECORDS,
     Commit,
+    NewerRecord,
     Park,
     Record,
     Release,
@@ -174,9 +176,11 @@ class Log:
         deadline = time.monotonic() + APPEND_BUDGET_S
         pause_s = 0.01
         record, entry = self._seal(body, record_id)
+        tries = 0
         while True:
             before = self.tail
-            landed, cause = await self._try(entry, record_id)
+            tries += 1
+            landed, cause = await self._try(entry, record_id, tries)
             if landed:
                 return record
             if self.tail != before:  # the sequence it expected is spent: it can't land any more
@@ -195,10 +199,10 @@ class Log:
             await self._pause(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
-    async def _try(self, entry: Entry, record_id: str) -> tuple[bool, str]:
+    async def _try(self, entry: Entry, record_id: str, tries: int) -> tuple[bool, str]:
         """One try and, where its answer is not Appended, the read that settles it: whether it
-        landed, and why that was in doubt. Whatever is raised here but TooLarge leaves it unknown
-        whether the record will land, so this handle is over then."""
+        landed, and why that was in doubt. Whatever is raised here, but TooLarge at the first try,
+        leaves it unknown whether the record will land, so this handle is over then."""
         try:
             answer = await self.store.append(self.run_id, entry, expected=self.tail)
             if isinstance(answer, Appended):
@@ -207,10 +211,8 @@ class Log:
                 return True, ""
             landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
             self._check_newer()
-        except TooLarge:
-            raise  # nothing was sent
-        except BaseException:
-            self._stopped = True
+        except BaseException as error:
+            self._stopped = tries > 1 or not isinstance(error, TooLarge)
             raise
         cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
         return landed is not None, cause
@@ -224,20 +226,37 @@ class Log:
 
     def _seal(self, body: Body, record_id: str) -> tuple[Body, Entry]:
         claim = self.claim if isinstance(body, HOLDER_RECORDS) else 0
-        record, raw = seal(
-            body,
-            n=self.fold.n + 1,
-            id=record_id,
-            at=now_text(),
-            by=self._by,
-            prev=self.fold.head,
-            claim=claim,
-        )
-        self.fold.check(record)  # our own record must be one that every reader takes
+        if claim and (self.fold.claim is None or self.fold.claim.n != claim):
+            raise Fenced(f"run {self.run_id}: claim {claim} has ended", run_id=self.run_id)
+        try:
+            record, raw = seal(
+                body,
+                n=self.fold.n + 1,
+                id=record_id,
+                at=now_text(),
+                by=self._by,
+                prev=self.fold.head,
+                claim=claim,
+            )
+            # Our own record must be one that every reader takes: a field of a wrong type would be
+            # read as a newer version's, for ever.
+            read_back = decode(raw)
+        except (TypeError, ValueError, Damage) as error:
+            raise self._unwritable(body, str(error)) from error
+        if isinstance(read_back, NewerRecord):
+            raise self._unwritable(body, read_back.type_)
+        self.fold.check(record)
         entry = Entry(record, raw)
         if self.store.shared:
             entry = Entry(record, raw, self._status_after(entry))
         return record, entry
+
+    def _unwritable(self, body: Record, why: str) -> NotEncodable:
+        return NotEncodable(
+            f"run {self.run_id}: no {tag(body)} record can be made of this: {why[:300]}",
+            run_id=self.run_id,
+            hint="check the types of what was passed in",
+        )
 
     def _status_after(self, entry: Entry) -> Status:
         """The status this record leaves. Under a live claim all but its ends leave it running: no

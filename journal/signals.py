@@ -252,7 +252,7 @@ def _decide_reconcile(
         raise StaleSignal(
             f"step {signal.step} was started {len(step.starts)} times: say which start",
             run_id=run,
-            hint=f"the last one is start {step.last.n}",
+            hint=f"the last one is --start {step.last.n}",
         )
     winner = step.reconciled.get(start)
     if winner is not None:
@@ -287,7 +287,10 @@ def _not_unknown(fold: Fold, step: StepState, start: int, held: bool) -> str | N
     if held:
         return "the run is being worked on now"
     if fold.claim is not None and fold.claim.n == last.claim:
-        return f"it is running under claim {last.claim} of worker {fold.claim.worker}"
+        return (
+            f"it is running under claim {last.claim} of worker {fold.claim.worker} "
+            "(if that is gone, `runfold run` takes the run over first)"
+        )
     return None
 
 
@@ -295,6 +298,8 @@ def parse_request_id(value: str | None) -> str | None:
     """A caller's request id, or None; raises BadPayload for one that is not printable ASCII."""
     if value is None:
         return None
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadPayload("a request id is text")
     if not value.isascii() or not value.isprintable() or not 1 <= len(value) <= 128:
         raise BadPayload("a request id is 1 to 128 printable ASCII characters")
     return value

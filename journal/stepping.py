@@ -24,9 +24,9 @@ from .errors import (
     TooLarge,
 )
 from .fold import Fold
-from .limits import APPEND_BUDGET_S, HOLDER_GRACE_S
+from .limits import APPEND_BUDGET_S
 from .messages import JSON
-from .records import StepCompleted, StepError, StepStarted
+from .records import Park, StepCompleted, StepError, StepStarted
 from .steps import Ask, Call, Mismatch, Reuse, Run, Settle, StepDecision, Wait, decide_step
 from .values import normalise
 
@@ -60,11 +60,13 @@ async def do_step(journal: Journal, call: Call, perform: Perform) -> StepComplet
             case Reuse(completed):
                 return completed
             case Settle():
+                _check_claimed(journal)
                 body = StepCompleted(step=call.step, result=decision.result, via="reconcile")
                 settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, b))
                 if settled is not None:
                     return settled
             case Run():
+                _check_claimed(journal)
                 _refuse_beside_unknown(journal, call)
                 try:
                     start = await _start(journal, call, decision, earlier_over)
@@ -78,6 +80,7 @@ async def do_step(journal: Journal, call: Call, perform: Perform) -> StepComplet
                 await wait_over(journal, decision.start)
                 earlier_over = True
             case Ask():
+                await doubt(journal, decision.start)
                 raise indeterminate(journal, decision.start)
             case Mismatch():
                 _mismatch(journal, call, decision)
@@ -95,10 +98,31 @@ def _check_open(journal: Journal) -> None:
             holder="nobody",
             run_id=journal.run_id,
         )
+
+
+def _check_claimed(journal: Journal) -> None:
+    """On a shared store a run that waits for a person is not claimed: its recorded steps answer,
+    nothing new is written."""
     if journal.store.shared and not journal.claim:
         raise StaleSignal(
-            f"run {journal.run_id} waits for a person and was not claimed", run_id=journal.run_id
+            f"run {journal.run_id} waits for a person and was not claimed",
+            run_id=journal.run_id,
+            hint="`runfold show` says for what; then open it again",
         )
+
+
+async def doubt(journal: Journal, start: StepStarted) -> None:
+    """Where the journal alone calls the open step safe and the code of today does not, say so in
+    the journal, or nobody could ever reconcile it (R7, R42)."""
+
+    def due(fold: Fold) -> Park | None:
+        step = fold.steps[start.step]
+        if fold.finished or step.completed is not None or step.unsafe:
+            return None
+        return Park(why="reconcile", steps=(start.step,))
+
+    if not journal.store.shared or journal.claim:
+        await journal.append(due)
 
 
 def _refuse_beside_unknown(journal: Journal, call: Call) -> None:
@@ -149,6 +173,7 @@ async def _start(
     took_s = time.monotonic() - published
     if took_s > journal.ack_wait_s / 3:
         await journal.refresh()  # raises Fenced where the run was taken over meanwhile
+        took_s = time.monotonic() - published
     if took_s > APPEND_BUDGET_S:  # the recorded deadline would not hold
         raise NotCalled("recording its start took too long")
     return start
@@ -224,20 +249,25 @@ async def wait_over(journal: Journal, start: StepStarted) -> None:
 
 
 async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
-    """Whether the call of this start can no longer be running: past its deadline, or its process is
-    gone or says so (PROTOCOL 3). A lock is held as long as a call under it runs (Journal.close)."""
+    """Whether the call of this start can no longer be running (PROTOCOL 3).
+
+    A lock is held as long as a call under it runs (Journal.close). On a shared store the worker is
+    asked, and its yes counts for more than any deadline. Nobody counts as gone when it is said
+    twice, the ack wait apart; or once, where a later holder adopted the run and so asked before;
+    or once the deadline has passed.
+    """
     if not journal.store.shared:
         return True
-    if start.deadline and datetime.now(UTC) >= datetime.fromisoformat(start.deadline):
-        return True
+    late = bool(start.deadline) and datetime.now(UTC) >= datetime.fromisoformat(start.deadline)
     holder = journal.fold.claims.get(start.claim)
     if holder is None:  # no claim to ask about: only the deadline tells
-        return False
+        return late
     answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    if answer == "nobody":
-        await asyncio.sleep(HOLDER_GRACE_S)
+    adopted = any(c.n > holder.n and c.reason == "adopted" for c in journal.fold.claims.values())
+    if answer == "nobody" and not late and not adopted:
+        await asyncio.sleep(journal.ack_wait_s)
         answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    return answer in ("no", "nobody")
+    return answer in ("no", "nobody") or (answer == "silent" and late)
 
 
 def indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:

@@ -83,7 +83,7 @@ class Store(Protocol):
         """Remove every record whose token is below `before`: what purge does behind a tombstone."""
         ...
 
-    def hold(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
+    def hold(self, run_id: RunId) -> AbstractAsyncContextManager[object]:
         """Be the only holder of the run; raises StoreLocked. On a shared store this does nothing:
         claims do it."""
         ...

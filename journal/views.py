@@ -45,10 +45,14 @@ class WaitingOn(Struct, frozen=True, kw_only=True):
 
 
 class Completed(Struct, frozen=True, tag="completed"):
+    """The run's answer."""
+
     message: Message
 
 
 class AwaitingApproval(Struct, frozen=True, tag="awaiting_approval"):
+    """A person must approve or reject these calls; nothing of them was started."""
+
     pending: tuple[Pending, ...]
 
 
@@ -61,15 +65,21 @@ class Indeterminate(Struct, frozen=True, tag="indeterminate"):
 
 
 class Waiting(Struct, frozen=True, tag="waiting"):
+    """The run goes on by itself once these waits have ended."""
+
     on: tuple[WaitingOn, ...]
 
 
 class Failed(Struct, frozen=True, tag="failed"):
+    """The run ended; `reason` is a stable word, `detail` is for people."""
+
     reason: str
     detail: str = ""
 
 
 class Cancelled(Struct, frozen=True, tag="cancelled"):
+    """The run was ended by a person."""
+
     reason: str = ""
 
 
@@ -108,7 +118,7 @@ def outcome(fold: Fold, *, held: bool = False) -> Outcome | None:
     """How the run ended or why it stopped; None while it is running, or can't be read."""
     match fold.end:
         case RunCompleted(message=message):
-            return Completed(msgspec.convert(message, Message))
+            return Completed(final_message(message))
         case Commit(action="fail", reason=reason, detail=detail):
             return Failed(reason, detail)
         case Commit(reason=reason):
@@ -168,7 +178,12 @@ def waiting_on(fold: Fold, *, held: bool = False) -> tuple[WaitingOn, ...]:
     run = fold.started.run if fold.started else ""
     match fold.status(held=held):
         case "running" if held or fold.claim is not None:
-            holder = f"worker {fold.claim.worker}" if fold.claim else "the process that runs it"
+            holder = "the process that runs it"
+            if fold.claim is not None:
+                holder = (
+                    f"worker {fold.claim.worker}; "
+                    f"if that is gone, `runfold run … --id {run}` takes the run over"
+                )
             return (WaitingOn(what="worker", since=since, ended_by=holder),)
         case "running":
             command = f"`runfold run … --id {run}` takes it up"
@@ -191,6 +206,14 @@ def waiting_on(fold: Fold, *, held: bool = False) -> tuple[WaitingOn, ...]:
             return (WaitingOn(what="operator", since=since, ended_by="update this installation"),)
         case _:
             return ()
+
+
+def final_message(message: JSON) -> Message:
+    """The final message; any other JSON, which this version's loop never writes, as its content."""
+    try:
+        return msgspec.convert(message, Message)
+    except msgspec.ValidationError:
+        return Message(role="assistant", content=message)
 
 
 def _instant(text: str) -> datetime:

@@ -48,6 +48,12 @@ class UsageProblem(RunfoldError):
     code = "usage"
 
 
+class Interrupted(RunfoldError):
+    """A signal ended the command."""
+
+    code = "interrupted"
+
+
 def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
     """Run a command's body; its result is the exit code."""
     _log_to_stderr()
@@ -56,7 +62,7 @@ def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
         code = asyncio.run(_until_told(command, told))
     except asyncio.CancelledError:
         word = "interrupted" if told[:1] == [SIGINT] else "terminated"
-        print(f"runfold: {word}; the run can be taken up again", file=sys.stderr)
+        report(Interrupted(f"{word}; the run can be taken up again"), json)
         code = 128 + (told[0] if told else SIGTERM)
     except RunfoldError as error:
         code = report(error, json)
@@ -74,14 +80,17 @@ async def _until_told(command: Coroutine[Any, Any, int], told: list[Signals]) ->
     task = asyncio.current_task()
     assert task is not None
 
+    loop = asyncio.get_running_loop()
+    still = "stopping: a call that can't be stopped is waited for (kill -9 waits for nothing)"
+
     def stop(number: Signals) -> None:
-        if told:
-            note("stopping; a call that can't be stopped is waited for (kill -9 waits for nothing)")
+        if not told:
+            loop.call_later(1.0, note, still)
         told.append(number)
         task.cancel()
 
     for number in (SIGINT, SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stop, number)
     return await command
 
 
@@ -106,7 +115,7 @@ def report(error: RunfoldError, json: bool) -> int:
             "hint": error.hint,
         }
         emit_json({"error": body})
-    if os.environ.get("RUNFOLD_DEBUG"):
+    if os.environ.get("RUNFOLD_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     return EXIT_BY_CODE.get(error.code, 1)
 

@@ -11,9 +11,10 @@ import typer
 
 from journal.escape import visible
 from journal.store import Store
+from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import inspect
 
-from .store import is_url, open_store
+from .store import open_store
 from .terminal import note
 
 StoreOption = Annotated[
@@ -58,17 +59,17 @@ async def opened(target: Target) -> AsyncGenerator[Store, None]:
         yield store
 
 
-async def note_safety(target: Target, monitor: str | None) -> None:
-    """Say on stderr where an acknowledged record could be lost, before a run relies on it (R14).
-    The embedded server is set up safe; so are directories."""
-    if target.store is None or not is_url(target.store):
+async def note_safety(target: Target, monitor: str | None, store: Store) -> None:
+    """Say on stderr what the store could not see or say itself when it was opened (R14): whether
+    the servers sync every write. The embedded server does; so do directories."""
+    if target.store is None or not isinstance(store, JetStreamStore):
         return
     found = await inspect(
         target.store, namespace=target.namespace, monitor_url=monitor, creds=target.creds
     )
-    if found.level != "safe":
-        reasons = "; ".join(finding.what for finding in found.findings)
-        note(f"storage {found.level.upper()}: {reasons} (`runfold doctor` says more)")
+    unsaid = [finding.what for finding in found.findings if finding.what not in store.degraded]
+    if unsaid:
+        note(f"storage {found.level.upper()}: {'; '.join(unsaid)} (`runfold doctor` says more)")
 
 
 def user() -> str:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from journal import ids
 from journal.codec import Entry
-from journal.errors import StoreUnavailable
+from journal.errors import InvalidId
 from journal.store import AppendAnswer, Appended, Conflict, Loaded, Store, Unknown
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
@@ -54,12 +54,15 @@ async def open_store(
     elif is_url(where):
         async with JetStreamStore(where, namespace=namespace, creds=creds) as store:
             yield store
-    elif "://" in where:
-        raise StoreUnavailable(
+    elif "://" in where or not where:
+        raise InvalidId(
             f"{ids.shown(where)} is no store", hint="a store is a directory or nats://host:port"
         )
-    elif not where:
-        raise StoreUnavailable("an empty text is no store")
+    elif namespace != "runfold":
+        raise InvalidId(
+            f"a directory has no namespaces: {ids.shown(namespace)} would be ignored",
+            hint="use a directory for each",
+        )
     else:
         yield FileStore(where)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -27,7 +28,14 @@ from journal.records import (
     VerdictDeny,
 )
 from journal.steps import completed_value
-from journal.views import outcome, pending_calls, unknown_steps, waiting_on
+from journal.views import (
+    Completed,
+    final_message,
+    outcome,
+    pending_calls,
+    unknown_steps,
+    waiting_on,
+)
 
 EXIT_BY_STATUS = {
     "completed": 0,
@@ -61,15 +69,21 @@ def note(text: str) -> None:
     print(f"runfold: {visible(text)}", file=sys.stderr)
 
 
-def print_run(fold: Fold, *, held: bool = False, store: str | None = None) -> None:
+def options(store: str | None, namespace: str) -> str:
+    """The options that a printed command needs to mean the same store, quoted for a shell."""
+    words = ["--store", store] if store else []
+    words += ["--namespace", namespace] if namespace != "runfold" else []
+    return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+def print_run(fold: Fold, option: str, *, held: bool = False) -> None:
     """Where the run stands, and what a person can do about it."""
     assert fold.started is not None
     run = fold.started.run
     status = fold.status(held=held)
     end = outcome(fold, held=held)
-    option = f" --store {store}" if store else ""
-    if status == "completed" and isinstance(fold.end, RunCompleted):
-        content = fold.end.message.get("content")
+    if isinstance(end, Completed):
+        content = end.message.content
         say(visible_lines(content) if isinstance(content, str) else visible_json(content))
         return
     say(f"run {run}: {status.replace('_', ' ')}")
@@ -84,7 +98,8 @@ def print_run(fold: Fold, *, held: bool = False, store: str | None = None) -> No
         say(f"  {name} may or may not have happened (record {step.start})")
         say(f"    {visible(step.tool)} {visible_json(step.input)}")
         say(f"    key {visible(step.key)}")
-        say(f"    runfold reconcile {run} {name} --done JSON | --retry{option}")
+        say(f"    runfold reconcile {run} {name} --start {step.start} --done JSON{option}")
+        say(f"    runfold reconcile {run} {name} --start {step.start} --retry{option}")
     for call in pending_calls(fold):
         say(f"  {visible(call.tool)} {visible_json(call.input)}")
         say(f"    {visible(call.text)}")
@@ -111,10 +126,10 @@ def _what(entry: Entry) -> str:
         case StepCompleted() as r:
             return f"result    {visible(r.step)} {_result(r)}"
         case Signal() as r:
-            what = visible(str(r.payload.get("marker") or r.payload.get("step")))
-            return f"{r.name:<9} {what} by {visible(r.by)}"
+            return f"{r.name:<9} {_said(r)} by {visible(r.by)}"
         case RunCompleted() as r:
-            return f"completed {visible_json(r.message.get('content'), _INPUT_CHARS)}"
+            content = final_message(r.message).content
+            return f"completed {visible_json(content, _INPUT_CHARS)}"
         case Commit() as r:
             return f"{r.action:<9} {visible(r.reason)} {visible(r.detail[:_INPUT_CHARS])}"
         case Claim() as r:
@@ -127,6 +142,18 @@ def _what(entry: Entry) -> str:
             return f"newer     {visible(r.type_)}"
         case other:
             return tag(other)
+
+
+def _said(record: Signal) -> str:
+    """What a person decided, with the reason or result they gave."""
+    payload = record.payload
+    if record.name == "reconcile":
+        result = visible_json(payload.get("result"), _INPUT_CHARS)
+        outcome = f"done {result}" if payload.get("outcome") == "done" else "retry"
+        return f"{visible(str(payload.get('step')))} {outcome}"
+    why = str(payload.get("reason") or payload.get("comment") or "")
+    text = f" ({visible(why[:_INPUT_CHARS])})" if why else ""
+    return f"{visible(str(payload.get('marker')))}{text}"
 
 
 def _result(record: StepCompleted) -> str:

@@ -44,6 +44,10 @@ class Agent:
         bounds: Bounds | None = None,
     ) -> None:
         self.name = ids.name(name, "an agent")
+        if not isinstance(revision, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the revision of agent {name} is {revision!r}, not text")
+        if not callable(getattr(model, "reply", None)):
+            raise TypeError(f"the model of agent {name} has no method reply: {model!r}")
         self.revision = revision
         self.model = model
         self.system = system

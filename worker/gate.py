@@ -51,6 +51,8 @@ class PolicyGate:
         unknown = sorted(self._rules.keys() - self._tools.keys())
         if unknown:
             raise TypeError(f"gate rules for tools that are not there: {', '.join(unknown)}")
+        for name, rule in self._rules.items():
+            check_decision(rule, f"the rule for {name}")
 
     def decide(self, tool: ToolSpec, input: JSON) -> GateDecision:
         rule = self._rules.get(tool.name)
@@ -63,3 +65,14 @@ class PolicyGate:
     def is_write(self, tool: str) -> bool:
         """An undeclared tool counts as a write."""
         return tool not in self._tools or self._tools[tool].spec.write
+
+
+def check_decision(decision: object, what: str) -> None:
+    """Raises TypeError for anything but Allow(), NeedsApproval(text), Deny(reason), with text."""
+    match decision:
+        case Allow() | NeedsApproval(text=str()) | Deny(reason=str()):
+            return
+        case _:
+            raise TypeError(
+                f"{what} is {decision!r}, not Allow(), NeedsApproval(text) or Deny(reason)"
+            )

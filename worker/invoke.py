@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import deepcopy
+from threading import Thread
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,28 +22,24 @@ from journal.messages import JSON
 from .tools import Tool, ToolCall
 
 
-class NotBegun(TimeoutError):
-    """The tool's time was over before a thread was free for it: it never began and never will."""
-
-
 async def invoke(
     tool: Tool,
     input: JSON,
     call: ToolCall,
     *,
-    abandoned: Callable[[Future[Any]], None] = lambda job: None,
+    keep: Callable[[Future[Any]], None] | None = None,
 ) -> object:
     """Call the tool with `input` (as `Tool.parse` gave it) and return what the function returned.
 
     Async functions run in this task, others in a thread. What comes out besides the function's own
     result or exception:
 
-    - `TimeoutError` after `tool.timeout_s`. A thread can't be stopped: `abandoned` is given what is
-      done when it ends. One that had not begun never begins: `NotBegun`. An async function is
-      cancelled, and whatever it makes of that is ignored; one that never ends all the same keeps
-      this call from ending.
-    - `CancelledError` when the task was cancelled, whatever the function made of it. A thread that
-      runs is waited for, however long, so that no write goes on behind a released lock.
+    - `TimeoutError` after `tool.timeout_s`. A thread can't be stopped: `keep`, where given, gets
+      what is done when it ends. An async function is cancelled, and whatever it makes of that is
+      ignored; one that never ends all the same keeps this call from ending.
+    - `CancelledError` when the task was cancelled, whatever the function made of it. With `keep` a
+      thread that runs is waited for, however long, so that no write goes on behind a released lock;
+      without, it is left to itself.
     - `BadArguments` when `input` does not fit the tool; nothing was called then.
     - `TypeError` for a plain function that returned an awaitable: its body never ran.
     """
@@ -59,7 +56,7 @@ async def invoke(
         if inspect.iscoroutinefunction(tool.fn):
             result = await _in_task(tool, arguments)
         else:
-            result = await _in_thread(tool, arguments, abandoned)
+            result = await _in_thread(tool, arguments, keep)
     except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
         if task.cancelling():
             raise asyncio.CancelledError from error
@@ -95,26 +92,24 @@ _Ended: TypeAlias = tuple[object, BaseException | None]
 
 
 async def _in_thread(
-    tool: Tool, arguments: dict[str, Any], abandoned: Callable[[Future[Any]], None]
+    tool: Tool, arguments: dict[str, Any], keep: Callable[[Future[Any]], None] | None
 ) -> object:
     job: Future[_Ended] = Future()
-    context = contextvars.copy_context()
-    # Not asyncio.to_thread: only through `job` can a call that waits for a free thread be withdrawn
-    # for certain, instead of starting after its deadline.
-    asyncio.get_running_loop().run_in_executor(
-        None, lambda: context.run(_work, job, tool, arguments)
-    )
+    work = contextvars.copy_context().run
+    # A thread of its own, not a pool's: what hangs keeps no other call waiting, and, being a
+    # daemon, no process from ending.
+    name = f"runfold-{tool.spec.name}"
+    Thread(target=work, args=(_work, job, tool, arguments), name=name, daemon=True).start()
     ended = asyncio.wrap_future(job)
     try:
         await asyncio.wait([ended], timeout=tool.timeout_s)
     except asyncio.CancelledError:
-        if not job.cancel():
+        if keep is not None:
             await _wait_out(ended)
         raise
     if not ended.done():
-        if job.cancel():
-            raise NotBegun(f"{tool.spec.name} waited {tool.timeout_s:g} s for a free thread")
-        abandoned(job)
+        if keep is not None:
+            keep(job)
         raise _late(tool)
     result, error = ended.result()
     if error is not None:
@@ -127,8 +122,7 @@ async def _in_thread(
 
 
 def _work(job: Future[_Ended], tool: Tool, arguments: dict[str, Any]) -> None:
-    if not job.set_running_or_notify_cancel():
-        return
+    job.set_running_or_notify_cancel()
     try:
         ended = tool.fn(**arguments), None
     except BaseException as error:  # raised again in the task that waits, like every executor does

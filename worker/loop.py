@@ -33,17 +33,18 @@ from journal.records import (
     Verdict,
     VerdictDeny,
 )
-from journal.stepping import NotCalled, indeterminate, recordable, wait_over
+from journal.stepping import doubt, indeterminate, recordable, wait_over
 from journal.steps import completed_value, make_call
 
 from .agent import Agent
-from .invoke import NotBegun, invoke
+from .invoke import invoke
 from .replies import (
     ILL_FORMED,
     TOO_MANY,
     Answered,
     AwaitDecision,
     Changed,
+    Doubt,
     Execute,
     Refuse,
     decide_call,
@@ -134,7 +135,16 @@ async def _model_step(
                 hint="mend the model's adapter; nothing of it was recorded",
             ) from error
         result = recordable(plain, f"the reply of {step}")
-        verdicts = judge_reply(agent, journal.run_id, n, checked)
+        try:
+            verdicts = judge_reply(agent, journal.run_id, n, checked)
+        except Exception as error:  # the gate is the application's code
+            raise StepFailed(
+                f"run {journal.run_id}: the gate failed on the calls of {step}: "
+                f"{type(error).__name__}: {_text(error)}",
+                step=step,
+                run_id=journal.run_id,
+                hint="mend the gate; the model is asked again",
+            ) from error
         return StepCompleted(step=step, result=result, verdicts=verdicts)
 
     return await journal.step(make_call(step, "model", "", None, unsafe=False), ask)
@@ -194,6 +204,9 @@ async def _answer_call(
                     run_id=journal.run_id,
                     hint="bring the old code back to finish this run",
                 )
+            case Doubt(start):
+                await doubt(journal, start)
+                raise indeterminate(journal, start)
             case Execute(call, tool):
                 return await journal.step(call, lambda start: _perform(journal, tool, start))
             case other:
@@ -211,13 +224,13 @@ async def _perform(journal: Journal, tool: Tool | None, start: StepStarted) -> S
         key=start.key,
     )
     try:
-        value = await invoke(tool, start.input, call, abandoned=journal.abandoned.append)
+        # a read that is past its time may go on in its thread: nobody waits for it
+        keep = journal.abandoned.append if start.replay == "unsafe" else None
+        value = await invoke(tool, start.input, call, keep=keep)
     except ToolError as error:
         data = recordable(error.data, f"the data of {start.step}'s ToolError")
         problem = StepError(type="tool_error", message=_text(error), data=data)
         return StepCompleted(step=start.step, error=problem)
-    except NotBegun as error:
-        raise NotCalled(str(error)) from error
     except Exception as error:
         return _failed(journal, tool, start, error)
     result = recordable(value, f"the result of {start.step}")

@@ -30,7 +30,7 @@ from journal.steps import Call, Run, decide_step, make_call
 from journal.values import call_digest, marker_digest
 
 from .agent import Agent
-from .gate import Allow, Deny, NeedsApproval
+from .gate import Allow, Deny, NeedsApproval, check_decision
 from .tools import BadArguments, Tool
 
 TOO_MANY = "too_many_calls"
@@ -67,13 +67,20 @@ class Changed(Struct, frozen=True):
     why: str
 
 
+class Doubt(Struct, frozen=True):
+    """A write that dedupes on its key was started, and today's tool or policy is another: calling
+    it is not let through, and telling the model it failed could be false. A person is asked."""
+
+    start: StepStarted
+
+
 class AwaitDecision(Struct, frozen=True):
     """Nobody has decided on the marker yet."""
 
     marker: str
 
 
-CallDecision: TypeAlias = Answered | Refuse | Execute | Changed | AwaitDecision
+CallDecision: TypeAlias = Answered | Refuse | Execute | Changed | Doubt | AwaitDecision
 
 
 def judge_reply(agent: Agent, run_id: str, n: int, reply: Reply) -> tuple[Verdict, ...]:
@@ -105,7 +112,9 @@ def judge_call(agent: Agent, run_id: str, step: str, request: ToolRequest) -> tu
         arguments = tool.parse(request.arguments)
     except BadArguments as error:
         return VerdictDeny(type="bad_arguments", reason=str(error)), None
-    match agent.gate.decide(tool.spec, deepcopy(arguments)):  # what was shown is what runs
+    decision = agent.gate.decide(tool.spec, deepcopy(arguments))  # what was shown is what runs
+    check_decision(decision, f"the gate's decision on {request.name}")
+    match decision:
         case Allow():
             return VerdictAllow(), arguments
         case Deny(reason):
@@ -168,7 +177,7 @@ def _resume(
     last: StepStarted,
     request: ToolRequest,
     verdict: Verdict,
-) -> Execute | Refuse | Changed:
+) -> Execute | Refuse | Changed | Doubt:
     """A call that was started before. Settling and asking need no tool; running it again needs
     today's tool and gate to let it, as the first time (R32)."""
     assert fold.started is not None
@@ -178,6 +187,8 @@ def _resume(
         refusal = _refusal(verdict, today)
         if refusal is not None and run.unsafe and refusal.type != "denied":
             return Changed(step, last.tool, refusal.message)
+        if refusal is not None and not run.unsafe and agent.tools[last.tool].spec.write:
+            return Doubt(last)
         if refusal is not None:
             return Refuse(step, refusal)
     return Execute(call, agent.tools.get(last.tool))

@@ -25,6 +25,7 @@ from journal.messages import JSON, Message
 from journal.records import Park
 from journal.stepping import RetryLater
 from journal.store import Store
+from journal.values import normalise
 from journal.views import Outcome, Waiting, WaitingOn, outcome
 
 from .agent import Agent
@@ -62,17 +63,21 @@ async def run(
     ended = outcome(log.fold) if log.fold.finished else None
     if ended is not None:
         return ended
-    journal = await Journal.open(
-        store,
-        run,
-        is_write=agent.is_unsafe,
-        revision=agent.revision,
-        ack_wait_s=ack_wait_s,
-        on_wait=on_wait,
-        known=log,
-    )
-    async with journal:
-        return await _carry_on(journal, agent)
+    while True:
+        journal = await Journal.open(
+            store,
+            run,
+            is_write=agent.is_unsafe,
+            revision=agent.revision,
+            ack_wait_s=ack_wait_s,
+            on_wait=on_wait,
+            known=log,
+        )
+        async with journal:
+            stopped = await _carry_on(journal, agent)
+        if stopped is not None:
+            return stopped
+        log = journal  # a signal ended the wait as it began: take the run up again
 
 
 def _plain(input: JSON | Sequence[Message]) -> JSON:
@@ -80,7 +85,23 @@ def _plain(input: JSON | Sequence[Message]) -> JSON:
     if not isinstance(input, list | tuple):
         return input
     items = cast("Sequence[object]", input)
-    return [msgspec.to_builtins(item) if isinstance(item, Message) else item for item in items]
+    plain = [_plain_message(item) if isinstance(item, Message) else item for item in items]
+    if plain != list(items):
+        try:
+            msgspec.convert(normalise(plain, "the input"), list[Message])
+        except msgspec.ValidationError as error:
+            raise NotEncodable(f"the input is no list of messages: {error}") from error
+    return plain
+
+
+def _plain_message(message: Message) -> dict[str, JSON]:
+    """As msgspec would write it, without its silent conversions (R16)."""
+    plain: dict[str, JSON] = {"role": message.role, "content": message.content}
+    if message.calls:
+        plain["calls"] = [msgspec.to_builtins(call) for call in message.calls]
+    if message.call_id is not None:
+        plain["call_id"] = message.call_id
+    return plain
 
 
 def _check(log: Log, agent: Agent) -> None:
@@ -95,27 +116,26 @@ def _check(log: Log, agent: Agent) -> None:
         )
 
 
-async def _carry_on(journal: Journal, agent: Agent) -> Outcome:
-    """Drive until the run has ended or waits; a signal that lands meanwhile is another round."""
-    while True:
-        if (stopped := _stopped(journal)) is not None:
-            return stopped
-        doubted = ""
-        try:
-            await drive(journal, agent)
-        except IndeterminateError as error:
-            doubted = error.step
-        except (NotEncodable, TooLarge) as error:
-            await fail(journal, "not_recordable", f"{error.message}"[:4000])
-        except RetryLater as later:
-            return Waiting((_later(later),))
-        await _park(journal, doubted)
+async def _carry_on(journal: Journal, agent: Agent) -> Outcome | None:
+    """Drive the run as far as it goes; None where by then more is to do, under a new claim."""
+    if (stopped := _stopped(journal)) is not None:
+        return stopped
+    try:
+        await drive(journal, agent)
+    except IndeterminateError:
+        pass  # the fold says so too: the park, or the step table's doubt, is in the journal
+    except (NotEncodable, TooLarge) as error:
+        await fail(journal, "not_recordable", f"{error.message}"[:4000])
+    except RetryLater as later:
+        return Waiting((_later(later),))
+    await _park(journal)
+    return _stopped(journal)
 
 
 def _stopped(journal: Journal) -> Outcome | None:
     """The outcome, where a holder has nothing to do. A claim that still stands hides no outcome."""
     fold = journal.fold
-    return None if not fold.finished and (fold.claim or fold.runnable()) else outcome(fold)
+    return None if not fold.finished and fold.runnable() else outcome(fold)
 
 
 def _later(later: RetryLater) -> WaitingOn:
@@ -127,19 +147,13 @@ def _later(later: RetryLater) -> WaitingOn:
     )
 
 
-async def _park(journal: Journal, doubted: str) -> None:
+async def _park(journal: Journal) -> None:
     """Leave the run waiting, unless something that ends the wait has come: both are records that
-    compete for the next sequence (R61). `doubted`: the step that the step table asks about; where
-    the journal alone calls it safe, the park says otherwise, on every store."""
+    compete for the next sequence (R61)."""
     await journal.refresh()
 
     def due(fold: Fold) -> Park | None:
-        if fold.finished:
-            return None
-        step = fold.steps.get(doubted)
-        if step is not None and step.completed is None and not step.unsafe:
-            return Park(why="reconcile", steps=(doubted,))
-        if fold.runnable() or fold.claim is None:
+        if fold.finished or fold.runnable() or fold.claim is None:
             return None
         return Park(why="reconcile" if fold.unknown() else "approval")
 

@@ -168,8 +168,9 @@ def _declare(
     _check_type(label, "name", name, str)
     timeout_s = limits.TOOL_TIMEOUT_S if timeout_s is None else timeout_s
     _check_type(label, "timeout_s", timeout_s, int, float)
-    if not 0 < timeout_s < float("inf"):
-        raise ValueError(f"tool {label}: timeout_s must be finite and above 0, not {timeout_s}")
+    if not 0 < timeout_s <= limits.TOOL_TIMEOUT_MAX_S:
+        most = f"{limits.TOOL_TIMEOUT_MAX_S:g}"
+        raise ValueError(f"tool {label}: timeout_s is above 0 and at most {most}, not {timeout_s}")
     ids.name(name, "a tool")
     shape, schema, call_parameter = _shape(fn, label)
     spec = ToolSpec(name=name, description=inspect.getdoc(fn) or "", schema=schema, write=write)

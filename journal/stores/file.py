@@ -35,7 +35,7 @@ from ..ids import RunId
 from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
 from ..store import AppendAnswer, Appended, Conflict, Held, Loaded
 from .file_check import inspect_directory
-from .run_lock import holder_of, run_lock
+from .run_lock import RunLock, holder_of
 from .safety import Safety
 
 SUFFIX = ".jsonl"
@@ -55,10 +55,15 @@ class FileStore:
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)
-        # Own threads: tools that hang in the loop's shared ones must not keep a record waiting.
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="runfold-file")
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = 0
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """In threads of our own: what hangs in the loop's shared ones must not keep a record
+        waiting. A forked child makes its own: it inherits the pool, and not its threads."""
+        if self._threads is None or self._process != os.getpid():
+            self._threads = ThreadPoolExecutor(4, thread_name_prefix="runfold-file")
+            self._process = os.getpid()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def path(self, run_id: RunId) -> Path:
@@ -84,12 +89,10 @@ class FileStore:
     async def trim(self, run_id: RunId, *, before: int) -> None:
         await self._in_thread(self._trim, run_id, before)
 
-    @asynccontextmanager
-    async def hold(self, run_id: RunId) -> AsyncGenerator[None, None]:
+    def hold(self, run_id: RunId) -> RunLock:
         with _errors(run_id, self.path(run_id)):
             _make(self.directory)
-        async with run_lock(self._lock_path(run_id), run_id):
-            yield
+        return RunLock(self._lock_path(run_id), run_id)
 
     async def holder(self, run_id: RunId) -> str | None:
         return holder_of(self._lock_path(run_id))
@@ -309,6 +312,11 @@ def _errors(run_id: RunId | None, path: Path) -> Generator[None]:
         what = f"{where}: {error.strerror or error}"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise PermissionDenied(what, subject=str(where), run_id=run_id) from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            hint = "a store is a directory or nats://host:port"
+            raise StoreUnavailable(
+                f"{where} is not a directory", run_id=run_id, hint=hint
+            ) from error
         if error.errno in _NO_LOCKS:
             raise StoreUnavailable(
                 f"{what}: this file system has no locks, and nothing runs without",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -29,6 +30,9 @@ from .jetstream_read import (
 )
 from .nats_connection import Connection
 from .nats_waiting import NoReply, Reply
+from .safety import assess
+
+log = logging.getLogger("runfold")
 
 RECORD_TYPE = "Runfold-Type"
 SHARDS = "runfold.shards"
@@ -41,12 +45,9 @@ _HEADERS_BYTES_MAX = 4096
 """More than our three headers can have: what stays this far below the limit isn't counted."""
 
 
-class _Config(Struct, frozen=True):
-    metadata: dict[str, str] = {}
-
-
 class _Info(Struct, frozen=True):
-    config: _Config = _Config()
+    config: dict[str, Any] = {}
+    cluster: dict[str, Any] = {}
     error: ApiError | None = None
 
 
@@ -88,6 +89,7 @@ class JetStreamStore:
         self._namespace = check_namespace(namespace)
         self._stream = stream_name(namespace)
         self._subject_prefix = f"{namespace}.journal.0."
+        self.degraded: tuple[str, ...] = ()
         self._connection = Connection(url, namespace=namespace, creds=creds)
         self._reader = Reader(self._connection, self._stream)
 
@@ -127,7 +129,8 @@ class JetStreamStore:
             if info.error.err_code == STREAM_NOT_FOUND:
                 raise self._not_provisioned(f"has no stream {self._stream}")
             await patience.pause(str(info.error))
-        shards = info.config.metadata.get(SHARDS)
+        self._say_degraded(info)
+        shards = info.config.get("metadata", {}).get(SHARDS)
         if shards != "1":
             raise NotProvisioned(
                 f"stream {self._stream} is cut into {shards or 'an unnamed number of'} shards "
@@ -135,10 +138,27 @@ class JetStreamStore:
                 hint="use the version of Runfold that made it",
             )
 
+    def _say_degraded(self, info: _Info) -> None:
+        """R14: where the stream's own settings can lose acknowledged records, whoever opens the
+        store is told. The sync setting shows only on monitoring ports: `runfold doctor`."""
+        judged = assess(
+            self._namespace,
+            info.config,
+            cluster=info.cluster,
+            version=self._connection.server_version,
+            servers=(),
+        )
+        found = [finding for finding in judged.findings if finding.level == "degraded"]
+        self.degraded = tuple(finding.what for finding in found)
+        for finding in found:
+            log.warning("storage DEGRADED: %s: %s", finding.what, finding.why)
+
     def _not_provisioned(self, what: str) -> NotProvisioned:
         url = self._connection.shown
+        option = "" if self._namespace == "runfold" else f" --namespace {self._namespace}"
         return NotProvisioned(
-            f"the NATS server at {url} {what}", hint=f"run `runfold init --store {url}` once"
+            f"the NATS server at {url} {what}",
+            hint=f"run `runfold init --store {url}{option}` once",
         )
 
     # ---- journals ---------------------------------------------------------------------------

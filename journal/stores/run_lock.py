@@ -1,9 +1,8 @@
-"""Store: the lock that makes one process the only holder of a run in a directory.
+"""Store: the lock that makes one holder of a run in a directory, of all processes and tasks.
 
-POSIX record locks, not flock: a forked child of the holder must not keep the run after the holder
-was killed (UR-62). They don't exclude tasks or threads of one process, so a set does that, by the
-file's identity (a directory has many names); and closing any descriptor of the file would drop the
-lock, so under `_guard` a held file is never opened a second time here.
+flock on a descriptor that is kept open: it goes with the process, also by SIGKILL, and nothing else
+that opens the file (a tool that searches the folder, say) takes it away, as it would a POSIX record
+lock. A forked child closes its copy, so that it does not keep the run after its parent (UR-62).
 """
 
 from __future__ import annotations
@@ -13,92 +12,97 @@ import errno
 import fcntl
 import os
 import socket
-import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from ..errors import PermissionDenied, StoreLocked, StoreUnavailable
 from ..ids import RunId
 
-_guard = threading.Lock()
-_held_here: set[tuple[int, int, int]] = set()
-"""(process, device, inode): a forked child inherits the set, and holds nothing."""
+_held: set[int] = set()
 _PROBES = 20
 _PROBE_S = 0.01
 """A `holder_of` of another process may have the lock for an instant: try for 0.2 s."""
 
 
-@asynccontextmanager
-async def run_lock(path: Path, run_id: RunId) -> AsyncGenerator[None, None]:
-    """Hold the lock; raises StoreLocked naming the holder, or why locking is impossible."""
-    tries = 1
-    while isinstance(taken := _try_lock(path, run_id), str):
-        if tries == _PROBES:
-            raise _locked(run_id, taken)
-        tries += 1
-        await asyncio.sleep(_PROBE_S)
-    fd, key = taken
-    try:
-        yield
-    finally:
-        with _guard:
+def _forget_in_child() -> None:
+    for fd in _held:
+        with suppress(OSError):
             os.close(fd)
-            _held_here.discard(key)
+    _held.clear()
 
 
-def _try_lock(path: Path, run_id: RunId) -> tuple[int, tuple[int, int, int]] | str:
-    """The locked descriptor and its key, or who holds the lock."""
-    with _guard:
-        if _identity(path) in _held_here:
-            raise _locked(run_id, "this process")
-        fd = _open(path, run_id)
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class RunLock:
+    """`async with RunLock(path, run_id)`: the only holder. Raises StoreLocked naming the other,
+    PermissionDenied, StoreUnavailable where the file system has no locks."""
+
+    def __init__(self, path: Path, run_id: RunId) -> None:
+        self._path = path
+        self._run_id = run_id
+        self._fd = -1
+
+    async def __aenter__(self) -> Self:
+        self._fd = _open(self._path, self._run_id)
+        _held.add(self._fd)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            await self._acquire()
             name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, name, 0)
-        except OSError as error:
-            holder = _name(fd)
-            os.close(fd)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return holder
-            raise StoreUnavailable(
-                f"{path} can't be locked ({error.strerror}), and nothing runs without a lock",
-                run_id=run_id,
-                hint="keep the store on a local disk",
-            ) from error
-        key = _identity(path)
-        _held_here.add(key)
-        return fd, key
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, name, 0)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._close()
+
+    async def _acquire(self) -> None:
+        for _ in range(_PROBES):
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await asyncio.sleep(_PROBE_S)
+            except OSError as error:
+                raise StoreUnavailable(
+                    f"{self._path} can't be locked ({error.strerror}), and nothing runs without",
+                    run_id=self._run_id,
+                    hint="keep the store on a local disk",
+                ) from error
+        holder = _name(self._fd)
+        raise StoreLocked(
+            f"run {self._run_id} is being worked on by {holder}",
+            holder=holder,
+            run_id=self._run_id,
+            hint="wait for it to end, or stop that process; then run again",
+        )
+
+    def _close(self) -> None:
+        _held.discard(self._fd)
+        os.close(self._fd)
 
 
 def holder_of(path: Path) -> str | None:
     """Who holds the lock, or None. Never changes a file, works in a read-only directory."""
-    with _guard:
-        if _identity(path) in _held_here:
-            return "this process"
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return _name(fd)
-        finally:
-            os.close(fd)
-        return None
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    """Which file this is, in this process, without opening it; zeros for one that is not there."""
     try:
-        found = os.stat(path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return (os.getpid(), 0, 0)
-    return (os.getpid(), found.st_dev, found.st_ino)
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _name(fd)
+    except OSError:  # no locks here: nobody can hold one
+        return None
+    finally:
+        os.close(fd)
+    return None
 
 
 def _open(path: Path, run_id: RunId) -> int:
@@ -112,14 +116,7 @@ def _open(path: Path, run_id: RunId) -> int:
         raise StoreUnavailable(what, run_id=run_id) from error
 
 
-def _locked(run_id: RunId, holder: str) -> StoreLocked:
-    return StoreLocked(
-        f"run {run_id} is being worked on by {holder}",
-        holder=holder,
-        run_id=run_id,
-        hint="wait for it to end, or stop that process; then run again",
-    )
-
-
 def _name(fd: int) -> str:
-    return os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+    """What the holder wrote of itself; this process is named as such."""
+    text = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+    return "this process" if text.startswith(f"process {os.getpid()} on ") else text

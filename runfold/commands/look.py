@@ -19,7 +19,15 @@ from journal.views import run_json
 
 from ..frame import UsageProblem, execute
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
-from ..terminal import EXIT_BY_STATUS, emit_json, note, print_run, say, timeline
+from ..terminal import (
+    EXIT_BY_STATUS,
+    emit_json,
+    note,
+    options,
+    print_run,
+    say,
+    timeline,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +66,7 @@ def show(
         if json:
             emit_json(run_json(journal.fold, held=held))
         else:
-            print_run(journal.fold, held=held, store=store)
+            print_run(journal.fold, options(store, namespace), held=held)
         return EXIT_BY_STATUS[journal.fold.status(held=held)]
 
     execute(json, body())
@@ -93,6 +101,8 @@ def list_runs(
         if json:
             emit_json({"runs": runs, "next": following})
             return 0
+        if not runs:
+            note("no such runs in this store")
         for run in runs:
             what = run["reason"] or run["message"] or ""
             name = run["agent"] or "?"
@@ -140,7 +150,14 @@ def _unreadable(run: RunId, status: str, reason: str) -> dict[str, Any]:
         "message": None,
         "pending": [],
         "unknown": [],
-        "waiting_on": [],
+        "waiting_on": [
+            {
+                "what": "operator",
+                "since": None,
+                "until": None,
+                "ended_by": "`runfold show` says where",
+            }
+        ],
         "reason": reason,
         "detail": None,
         "records": None,

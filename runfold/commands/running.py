@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +35,7 @@ from ..options import (
     note_safety,
     opened,
 )
-from ..terminal import EXIT_BY_STATUS, emit_json, note, print_run
+from ..terminal import EXIT_BY_STATUS, emit_json, note, options, print_run
 
 
 def register(app: typer.Typer) -> None:
@@ -68,13 +70,15 @@ def run_command(
     async def body() -> int:
         run_id = None if id is None else checked_run_id(id)
         value = _input(input, input_json)
+        if run_id is None and value is None:
+            raise UsageProblem("say --input to start a run, --id to resume one, or both")
         if not 1 <= ack_wait <= 600:
             raise UsageProblem("--ack-wait is 1 to 600 seconds")
         with _agents_output(json):
             found = load_agent(agent)
         target = Target(store, namespace, creds)
-        await note_safety(target, monitor)
         async with opened(target) as opened_store:
+            await note_safety(target, monitor, opened_store)
             if run_id is None and value is not None:
                 run_id = new_run_id()
             with _agents_output(json):
@@ -83,7 +87,7 @@ def run_command(
                 )
             assert run_id is not None
             journal = await Log.read(opened_store, run_id)
-        return _print(journal, end, json, store)
+        return _print(journal, end, json, options(store, namespace))
 
     execute(json, body())
 
@@ -91,11 +95,23 @@ def run_command(
 @contextmanager
 def _agents_output(json: bool) -> Generator[None]:
     """With --json, stdout holds one object: what the agent's code prints goes to stderr."""
-    with redirect_stdout(sys.stderr) if json else nullcontext():
+    if not json:
         yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)  # what its child processes print, too
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
-def _print(journal: Log, end: object, json: bool, store: str | None) -> int:
+def _print(journal: Log, end: object, json: bool, option: str) -> int:
+    if journal.torn:
+        note(f"{journal.torn} bytes of a torn last record are ignored: never acknowledged")
     shape: dict[str, Any] = run_json(journal.fold)
     if isinstance(end, Waiting):
         shape["status"] = "waiting"
@@ -106,7 +122,7 @@ def _print(journal: Log, end: object, json: bool, store: str | None) -> int:
         for wait in end.on:
             note(f"run {journal.run_id} waits until {wait.until} for {wait.ended_by}")
     else:
-        print_run(journal.fold, store=store)
+        print_run(journal.fold, option)
     return EXIT_BY_STATUS[shape["status"]]
 
 
@@ -155,7 +171,17 @@ def load_agent(where: str) -> Agent:
         raise
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
-        raise UsageProblem(f"{shown(source, 300)} can't be loaded: {what}") from error
+        line = next(
+            (
+                f" line {f.lineno}"
+                for f in reversed(extract_tb(error.__traceback__))
+                if f.filename.endswith(Path(source).name)
+            ),
+            "",
+        )
+        raise UsageProblem(
+            f"{shown(source, 300)}{line} can't be loaded: {what}", hint="RUNFOLD_DEBUG=1 shows more"
+        ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Agent):
         what = "is not there" if found is None else f"is a {type(found).__name__}, not an Agent"

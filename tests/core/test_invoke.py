@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -23,7 +23,10 @@ where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default="no
 
 
 def call(tool: Tool, input: dict[str, Any] | None = None) -> asyncio.Task[object]:
-    return asyncio.ensure_future(invoke(tool, input or {}, CALL))
+    """As the loop does it: the threads of writes are kept, those of reads let go."""
+    kept: list[Future[Any]] = []
+    keep = kept.append if tool.spec.write else None
+    return asyncio.ensure_future(invoke(tool, input or {}, CALL, keep=keep))
 
 
 async def until(event: threading.Event) -> None:
@@ -236,43 +239,47 @@ async def test_what_an_abandoned_thread_raises_later_goes_nowhere(gate: Gate):
         await invoke(hang, {}, CALL)
     gate.go.set()
     await until(gate.left)
-    await asyncio.get_running_loop().shutdown_default_executor()
     await turns()
     assert reported == []
 
 
-@pytest.fixture
-async def one_thread() -> AsyncIterator[None]:
-    executor = ThreadPoolExecutor(1)
-    asyncio.get_running_loop().set_default_executor(executor)
-    yield
-    executor.shutdown()
+async def test_a_hung_call_keeps_no_other_call_waiting(gate: Gate):
+    """Each call has a thread of its own: a pool's would be used up by what hangs."""
+    hung = [call(read(gate.pass_through)) for _ in range(50)]
+    await until(gate.entered)
 
+    @read
+    def quick() -> str:
+        return "at once"
 
-@pytest.mark.parametrize("how", ["deadline", "cancelled"])
-@pytest.mark.usefixtures("one_thread")
-async def test_a_call_still_waiting_for_a_thread_is_withdrawn_and_never_begins(
-    gate: Gate, how: str
-):
-    began: list[str] = []
-    first = call(write(gate.pass_through))
-    while not gate.entered.is_set():  # noqa: ASYNC110  # the one thread is taken
-        await asyncio.sleep(0)
-
-    @write(timeout_s=NOW_S if how == "deadline" else STUCK_S)
-    def pay() -> None:
-        began.append("pay")
-
-    second = call(pay)
-    await turns()
-    if how == "cancelled":
-        second.cancel()
-    with pytest.raises(TimeoutError if how == "deadline" else asyncio.CancelledError):
-        await second
+    assert await call(quick) == "at once"
     gate.go.set()
-    assert await first == "passed"
-    # The one thread has passed the withdrawn call when it gets to this one.
-    assert await asyncio.to_thread(lambda: list(began)) == []
+    assert await asyncio.gather(*hung) == ["passed"] * 50
+
+
+async def test_a_cancelled_read_is_left_to_its_thread(gate: Gate):
+    task = call(read(gate.pass_through))
+    await until(gate.entered)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not gate.left.is_set()
+    gate.go.set()
+    await until(gate.left)
+
+
+async def test_a_write_past_its_time_is_kept_until_its_thread_ends(gate: Gate):
+    @write(timeout_s=NOW_S)
+    def hang() -> None:
+        gate.pass_through()
+
+    kept: list[Future[Any]] = []
+    with pytest.raises(TimeoutError):
+        await invoke(hang, {}, CALL, keep=kept.append)
+    assert [job.done() for job in kept] == [False]
+    gate.go.set()
+    await asyncio.wait([asyncio.wrap_future(job) for job in kept])
+    assert gate.left.is_set()
 
 
 # ---- cancellation, UR-46 ----------------------------------------------------------------------
