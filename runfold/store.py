@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from journal import ids
 from journal.codec import Entry
@@ -38,8 +39,8 @@ def is_url(where: str) -> bool:
 async def open_store(
     where: str | None = None, *, namespace: str = "runfold", creds: str | None = None
 ) -> AsyncGenerator[Store, None]:
-    """The store at `where`: a directory (one JSONL file a run), a `nats://` URL (`runfold init`
-    once), or None: an embedded nats-server with its data in `.runfold/`, which is started if no
+    """The store at `where`: a directory (one JSONL file a run; a folder in it for each namespace but
+    the default one), a `nats://` URL (`runfold init` once), or None: an embedded nats-server with its data in `.runfold/`, which is started if no
     process of yours runs it and stops when the last one leaves.
 
     Raises InvalidId (namespace), NotProvisioned, StoreUnavailable.
@@ -58,13 +59,8 @@ async def open_store(
         raise InvalidId(
             f"{ids.shown(where)} is no store", hint="a store is a directory or nats://host:port"
         )
-    elif namespace != "runfold":
-        raise InvalidId(
-            f"a directory has no namespaces: {ids.shown(namespace)} would be ignored",
-            hint="use a directory for each",
-        )
-    else:
-        yield FileStore(where)
+    else:  # the default namespace's journals stand in the directory itself
+        yield FileStore(where if namespace == "runfold" else Path(where) / namespace)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ untouched copy and must fail on the mutant.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,8 @@ MUTANTS = [
         "journal/stores/jetstream.py",
         "headers = {EXPECTED: str(expected), RECORD_TYPE: entry.type}",
         "headers = {RECORD_TYPE: entry.type}",
-        "tests/contract/test_store_conformance.py::test_of_twenty_writers_at_one_tail_exactly_one_wins",
+        "tests/contract/test_store_conformance.py::"
+        "test_of_twenty_writers_at_one_tail_exactly_one_wins",
     ),
     Mutant(
         "call-before-start",
@@ -70,7 +72,8 @@ MUTANTS = [
         "journal/stores/file.py",
         "os.ftruncate(fd, expected)\n                    log.warning(",
         "log.warning(",
-        "tests/cases/test_damaged_files.py",
+        "tests/cases/test_damaged_files.py::"
+        "test_a_torn_tail_is_dropped_and_said_and_the_run_goes_on",
     ),
     Mutant(
         "no-input-comparison",
@@ -78,7 +81,7 @@ MUTANTS = [
         "journal/steps.py",
         "if fold.started.digest != body.digest or fold.started.agent != body.agent:",
         "if fold.started.agent != body.agent:",
-        "tests/core/test_start.py",
+        "tests/core/test_start.py::test_another_start_under_the_id_is_refused",
     ),
     Mutant(
         "no-marker-digest",
@@ -86,7 +89,7 @@ MUTANTS = [
         "journal/values.py",
         "return digest(run, step, call, text, tool_revision)[:16]",
         "return digest(run, step)[:16]",
-        "tests/core/test_replies.py",
+        "tests/core/test_replies.py::test_an_approval_does_not_cover_a_call_that_changed_since",
     ),
     Mutant(
         "no-id-validation",
@@ -94,7 +97,7 @@ MUTANTS = [
         "journal/ids.py",
         "if not valid_run_id(value):\n        raise",
         "if False:\n        raise",
-        "tests/core/test_ids.py",
+        "tests/core/test_ids.py::test_any_other_run_id_is_refused_with_a_bounded_printable_message",
     ),
     Mutant(
         "no-read-back",
@@ -118,7 +121,7 @@ MUTANTS = [
         "journal/log.py",
         "if self.fold.newer is not None:\n            self._stopped = True",
         "if False:\n            self._stopped = True",
-        "tests/core/test_handle.py",
+        "tests/core/test_handle.py::test_a_journal_of_a_newer_version_runs_nothing",
     ),
     Mutant(
         "no-replay",
@@ -126,7 +129,7 @@ MUTANTS = [
         "journal/steps.py",
         "if step.completed is not None:\n        return Reuse",
         "if False:\n        return Reuse",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::test_a_step_after_a_crash",
     ),
     Mutant(
         "recorded-unsafe-ignored",
@@ -134,7 +137,7 @@ MUTANTS = [
         "journal/steps.py",
         "if not step.unsafe and not call.unsafe:",
         "if not call.unsafe:",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::test_a_step_after_a_crash",
     ),
     Mutant(
         "declared-unsafe-ignored",
@@ -142,7 +145,7 @@ MUTANTS = [
         "journal/steps.py",
         "if not step.unsafe and not call.unsafe:",
         "if not step.unsafe:",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::test_a_step_after_a_crash",
     ),
     Mutant(
         "done-runs",
@@ -150,7 +153,7 @@ MUTANTS = [
         "journal/steps.py",
         'return Settle(answer.payload["result"], answer.n)',
         "return Run(answer.n, last.key, unsafe=True)",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::test_a_step_after_a_crash",
     ),
     Mutant(
         "any-permit",
@@ -158,7 +161,7 @@ MUTANTS = [
         "journal/steps.py",
         "answer = step.reconciled.get(last.n)",
         "answer = next(iter(step.reconciled.values()), None)",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::test_a_permit_covers_only_the_start_it_names",
     ),
     Mutant(
         "retry-beside",
@@ -166,7 +169,7 @@ MUTANTS = [
         "journal/steps.py",
         "return Run(answer.n, last.key, unsafe=True) if earlier_over else Wait(last)",
         "return Run(answer.n, last.key, unsafe=True)",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::test_a_step_after_a_crash",
     ),
     Mutant(
         "attempted-ignored",
@@ -174,7 +177,8 @@ MUTANTS = [
         "journal/steps.py",
         "if answer is None or last.n in attempted:",
         "if answer is None:",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::"
+        "test_an_unknown_write_runs_again_only_by_permit_when_it_is_over_and_not_in_this_process",
     ),
     Mutant(
         "mismatch-ignored",
@@ -182,7 +186,8 @@ MUTANTS = [
         "journal/steps.py",
         "if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):",
         "if False:",
-        "tests/core/test_step_table.py",
+        "tests/core/test_step_table.py::"
+        "test_another_call_at_a_recorded_position_is_refused_naming_both",
     ),
     Mutant(
         "approval-of-then",
@@ -190,7 +195,7 @@ MUTANTS = [
         "worker/replies.py",
         "if isinstance(today, VerdictAsk) and today != recorded:",
         "if False:",
-        "tests/core/test_replies.py",
+        "tests/core/test_replies.py::test_an_approval_does_not_cover_a_call_that_changed_since",
     ),
     Mutant(
         "last-decision-wins",
@@ -198,7 +203,7 @@ MUTANTS = [
         "journal/signals.py",
         "winner = fold.decisions.get(signal.marker)",
         "winner = None",
-        "tests/core/test_signals.py",
+        "tests/core/test_signals.py::test_the_first_decision_wins_and_the_other_is_told_who_won",
     ),
     Mutant(
         "reconcile-running",
@@ -206,7 +211,7 @@ MUTANTS = [
         "journal/signals.py",
         "if fold.claim is not None and fold.claim.n == last.claim:",
         "if False:",
-        "tests/core/test_signals.py",
+        "tests/core/test_signals.py::test_what_is_not_unknown_cannot_be_reconciled",
     ),
     Mutant(
         "reconcile-held",
@@ -214,7 +219,7 @@ MUTANTS = [
         "journal/signals.py",
         "    if held:\n        return",
         "    if False:\n        return",
-        "tests/core/test_signals.py",
+        "tests/core/test_signals.py::test_a_write_that_runs_under_a_lock_cannot_be_reconciled",
     ),
     Mutant(
         "one-nobody",
@@ -222,14 +227,15 @@ MUTANTS = [
         "journal/claims.py",
         'case [*_, "no"] | [*_, "nobody", "nobody"]:',
         'case [*_, "no"] | [*_, "nobody"]:',
-        "tests/core/test_claims.py",
+        "tests/core/test_claims.py::"
+        "test_a_live_claim_is_taken_over_only_if_its_holder_says_no_or_is_twice_not_there",
     ),
     Mutant(
         "park-blind",
         "a park competes with the signal that ends its wait",
         "worker/runner.py",
-        "if fold.runnable() or fold.claim is None:",
-        "if fold.claim is None:",
+        "if fold.finished or fold.runnable() or fold.claim is None:",
+        "if fold.finished or fold.claim is None:",
         "tests/core/test_loop.py::test_an_approval_that_comes_as_the_run_stops_is_acted_on",
     ),
     Mutant(
@@ -246,8 +252,7 @@ MUTANTS = [
         "journal/stepping.py",
         "if step.name != call.step:\n            raise",
         "if False:\n            raise",
-        "tests/core/test_handle.py::"
-        "test_a_call_cancelled_in_the_middle_leaves_a_read_to_run_again_and_a_write_unknown",
+        "tests/core/test_handle.py::test_nothing_is_started_beside_an_unknown_write",
     ),
     Mutant(
         "not-recordable-unknown",
@@ -264,7 +269,7 @@ MUTANTS = [
         "journal/fold.py",
         "if record.prev != self.head:",
         "if False:",
-        "tests/core/test_fold.py",
+        "tests/core/test_fold.py::test_an_edited_record_is_found_by_the_hash_in_its_successor",
     ),
     Mutant(
         "no-claim-check",
@@ -272,7 +277,7 @@ MUTANTS = [
         "journal/fold.py",
         "if isinstance(record, HOLDER_RECORDS) and record.claim != live:",
         "if False:",
-        "tests/core/test_fold.py",
+        "tests/core/test_fold.py::test_a_holders_record_under_a_fenced_claim_is_damage",
     ),
     Mutant(
         "duplicate-keys",
@@ -280,7 +285,7 @@ MUTANTS = [
         "journal/values.py",
         "if len(found) != len(pairs):",
         "if False:",
-        "tests/core/test_values.py",
+        "tests/core/test_values.py::test_text_that_is_not_strict_json_is_refused_saying_why",
     ),
     Mutant(
         "no-tail-check",
@@ -288,7 +293,7 @@ MUTANTS = [
         "journal/stores/file.py",
         'if b"\\n" in behind.lstrip(b"\\n"):',
         "if False:",
-        "tests/contract/test_store_conformance.py",
+        "tests/contract/test_store_conformance.py::test_expecting_nothing_creates_a_run_once",
     ),
     Mutant(
         "no-fsync",
@@ -296,15 +301,15 @@ MUTANTS = [
         "journal/stores/file.py",
         "        os.fsync(fd)\n    except OSError:",
         "    except OSError:",
-        "tests/real/test_fsync_order.py",
+        "tests/real/test_fsync_order.py::test_an_intent_is_on_disk_before_its_tool_is_called",
     ),
     Mutant(
         "no-run-lock",
         "one process holds a run in a directory",
         "journal/stores/run_lock.py",
-        "fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-        "pass",
-        "tests/real/test_two_at_once.py",
+        "return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "return None",
+        "tests/real/test_two_at_once.py::test_of_two_runs_at_once_one_goes_on_and_one_effect_happens",
     ),
 ]
 
@@ -318,24 +323,26 @@ def copy_tree(where: Path) -> None:
             shutil.copy(source, where / part)
 
 
-def passes(tree: Path, test: str) -> bool:
-    """Whether the test passes in the tree; SystemExit where it did not run at all."""
+def failing(tree: Path, test: str) -> str:
+    """The first test that fails in the tree, empty if none; SystemExit where none ran at all."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=no", test]
     env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=240)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{test} did not run:\n{done.stdout}{done.stderr}")
-    return done.returncode == 0
+    found = re.search(r"^FAILED (\S+?)(\[| |$)", done.stdout, re.M)
+    return found[1] if found else ("?" if done.returncode else "")
 
 
-def killed(mutant: Mutant, tree: Path) -> bool:
+def killer(mutant: Mutant, tree: Path) -> str:
+    """The test that fails on the mutant, empty if it survives."""
     path = tree / mutant.file
     text = path.read_text()
     if text.count(mutant.old) != 1:
         raise SystemExit(f"{mutant.name}: its text stands {text.count(mutant.old)} × in {path}")
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        return not passes(tree, mutant.test)
+        return failing(tree, mutant.test)
     finally:
         path.write_text(text)
 
@@ -355,14 +362,12 @@ def main() -> int:
         tree = Path(folder)
         copy_tree(tree)
         for test in dict.fromkeys(m.test for m in wanted):
-            if not passes(tree, test):
+            if failing(tree, test):
                 raise SystemExit(f"{test} fails without any mutation")
         for mutant in wanted:
-            dead = killed(mutant, tree)
-            print(
-                f"{'killed  ' if dead else 'SURVIVED'} {mutant.name:<26} {mutant.test}", flush=True
-            )
-            if not dead:
+            test = killer(mutant, tree)
+            print(f"{'killed  ' if test else 'SURVIVED'} {mutant.name:<26} {test}", flush=True)
+            if not test:
                 survivors.append(mutant.name)
     print(f"{len(wanted) - len(survivors)} of {len(wanted)} guards: their removal is noticed")
     return 1 if survivors else 0

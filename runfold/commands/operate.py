@@ -93,7 +93,7 @@ def doctor(
         elif is_url(store):
             found = await inspect(store, namespace=namespace, monitor_url=monitor, creds=creds)
         else:
-            async with open_store(store) as opened_store:
+            async with open_store(store, namespace=namespace) as opened_store:
                 assert isinstance(opened_store, FileStore)
                 found = await opened_store.inspect(await _damaged(opened_store))
         if json:

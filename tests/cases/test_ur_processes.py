@@ -394,7 +394,7 @@ def test_ur62_a_read_only_mount(world: World) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
-@pytest.mark.parametrize("which", ["lockf", "flock"])
+@pytest.mark.parametrize("which", ["flock"])
 async def test_ur62_a_file_system_without_locks(
     world: World, monkeypatch: pytest.MonkeyPatch, which: str, number: int
 ) -> None:

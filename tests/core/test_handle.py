@@ -416,9 +416,26 @@ async def test_a_call_cancelled_in_the_middle_leaves_a_read_to_run_again_and_a_w
     async with await opened(store) as journal:
         with pytest.raises(IndeterminateError):
             await journal.run_step(PAY, "tool", world.call(PAY), tool="pay")
-        with pytest.raises(IndeterminateError):  # and nothing else is started beside it (R23)
-            await journal.run_step("llm/9", "model", world.call("llm/9"))
     assert world.calls == [READ, READ, PAY]
+
+
+async def test_nothing_is_started_beside_an_unknown_write():
+    """R23: whatever the code asks for first when it takes the run up."""
+    store = await fresh(FaultyStore())
+    world = World()
+
+    async def cancelled() -> JSON:
+        raise asyncio.CancelledError
+
+    world.during = {PAY: cancelled}
+    async with await opened(store) as journal:
+        with pytest.raises(asyncio.CancelledError):
+            await journal.run_step(PAY, "tool", world.call(PAY), tool="pay")
+    async with await opened(store) as journal:
+        with pytest.raises(IndeterminateError) as raised:
+            await journal.run_step("llm/9", "model", world.call("llm/9"))
+    assert raised.value.step == PAY
+    assert world.calls == [PAY]
 
 
 # ---- the function's own failure (R26) ---------------------------------------------------------

@@ -49,7 +49,10 @@ async def test_a_store_that_is_none_is_refused(on_file: Cli, all_refused: Any) -
         *("nats://127.0.0.1:1", "file", "file/below"),
     ]
     cases: list[Case] = [
-        ([*command, f"--store={store}"], 9, "store_unavailable")
+        (
+            [*command, f"--store={store}"],
+            *((2, "invalid_id") if store in NO_STORES else (9, "store_unavailable")),
+        )
         for store in stores
         for command in COMMANDS
     ]
@@ -60,7 +63,7 @@ async def test_a_store_that_is_none_is_refused(on_file: Cli, all_refused: Any) -
 async def test_a_store_that_is_none_is_not_called_safe(on_file: Cli, all_refused: Any) -> None:
     await all_refused(
         on_file,
-        [(["doctor", f"--store={store}"], 9, "store_unavailable") for store in NO_STORES],
+        [(["doctor", f"--store={store}"], 2, "invalid_id") for store in NO_STORES],
     )
 
 
@@ -167,7 +170,7 @@ async def test_an_input_that_is_none_is_refused(cli: Cli, agents: Path, all_refu
     cases: list[Case] = [([*run, option], 2, "usage") for option in usage]
     cases.append(([*run, "--input=x", "--input-json=1"], 2, "usage"))
     cases.append(([*run, "--input=a\udcffb"], 2, "not_encodable"))
-    cases.append((["run", DESK], 8, "run_not_found"))
+    cases.append((["run", DESK], 2, "usage"))
     await all_refused(cli, cases)
 
 

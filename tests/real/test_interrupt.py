@@ -24,7 +24,8 @@ def number(request: pytest.FixtureRequest) -> signal.Signals:
 async def told_to_end(child: Child, number: signal.Signals) -> Done:
     """It gives the run up, with the exit code of the signal and no outcome on stdout."""
     done = await child.done()
-    assert (done.code, done.out) == (128 + number, ""), done
+    assert done.code == 128 + number, done
+    assert done.out == "" or done.json["error"]["code"] == "interrupted", done
     assert "Traceback" not in done.err, done
     return done
 
@@ -82,20 +83,17 @@ async def test_a_run_told_to_end_in_an_async_read_goes_on_later(
     assert (await cli.run("i2", "clock")).code == 0
 
 
-async def test_a_sync_read_is_waited_for_and_done_again(
+async def test_a_sync_read_is_left_to_its_thread_and_done_again(
     any_cli: Cli, number: signal.Signals
 ) -> None:
-    """A thread can't be stopped: the run is not given up while it works."""
+    """A thread can't be stopped, but a read that goes on beside its repetition does no harm."""
     cli = any_cli
     cli.hold("lookup")
     child = await cli.begin("i3", "quick")
     await cli.reached("lookup")
     child.send(number)
-    refused = await cli.run("i3", "quick", *FAST)
-    assert (refused.code, refused.json["error"]["code"]) == (8, "store_locked"), refused
-    assert child.running
-    cli.let_go("lookup")
     await told_to_end(child, number)
+    cli.let_go("lookup")
     if cli.kind == "embedded":
         await nothing_runs_in(cli.folder / ".runfold")
     end = await cli.run("i3", "quick")
