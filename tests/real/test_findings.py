@@ -33,6 +33,14 @@ def script(text: str, *args: object) -> str:
     return done.stdout
 
 
+def searched(directory: Path) -> None:
+    """Each file is opened, read and closed in this process, as by a tool that looks for a word."""
+    found = [path for path in directory.rglob("*") if path.is_file()]
+    assert found
+    for path in found:
+        path.read_bytes()
+
+
 # ---- the lock of a directory ------------------------------------------------------------------
 
 TRY = """
@@ -52,8 +60,7 @@ asyncio.run(main())
 
 async def test_another_process_is_kept_out_after_a_tool_searched_the_folder(tmp_path: Path) -> None:
     async with FileStore(tmp_path).hold(RUN):
-        for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
-            path.read_bytes()
+        searched(tmp_path)
         holder, tried = script(TRY, tmp_path).splitlines()
         assert holder == tried
         assert holder.startswith(f"process {os.getpid()} on ")
