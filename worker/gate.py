@@ -70,8 +70,10 @@ class PolicyGate:
 def check_decision(decision: object, what: str) -> None:
     """Raises TypeError for anything but Allow(), NeedsApproval(text), Deny(reason), with text."""
     match decision:
-        case Allow() | NeedsApproval(text=str()) | Deny(reason=str()):
+        case Allow():
             return
+        case NeedsApproval(text=str() as text) | Deny(reason=str() as text):
+            text.encode()  # half a surrogate pair is no text: UnicodeEncodeError
         case _:
             raise TypeError(
                 f"{what} is {decision!r}, not Allow(), NeedsApproval(text) or Deny(reason)"

@@ -212,7 +212,8 @@ OTHERS = ("of a child", "of the tool", "of the module")
 async def test_what_tools_and_their_children_print_is_not_in_the_json(
     on_file: Cli, talker: str
 ) -> None:
-    done = await on_file("run", talker, "--id", "j1", "--input", "x", "--json")
+    on_file.env.pop("PYTHONUNBUFFERED", None)  # what is only buffered must not come out later
+    done = await on_file.typed("run", talker, "--id", "j1", "--input", "x", "--json")
     assert (done.code, done.json["message"]) == (0, "Done."), done
     assert all(done.err.count(text) == 1 for text in OTHERS), done
 
