@@ -39,11 +39,14 @@ def is_url(where: str) -> bool:
 async def open_store(
     where: str | None = None, *, namespace: str = "runfold", creds: str | None = None
 ) -> AsyncGenerator[Store, None]:
-    """The store at `where`: a directory (one JSONL file a run; a folder in it for each namespace but
-    the default one), a `nats://` URL (`runfold init` once), or None: an embedded nats-server with its data in `.runfold/`, which is started if no
-    process of yours runs it and stops when the last one leaves.
+    """The store at `where`.
 
-    Raises InvalidId (namespace), NotProvisioned, StoreUnavailable.
+    - a directory: one JSONL file a run; a folder in it for each namespace but the default one
+    - a `nats://` URL: a server, set up once by `runfold init`
+    - None: an embedded nats-server with its data in `.runfold/`, started if no process of yours
+      runs it, stopped when the last one leaves
+
+    Raises InvalidId (namespace, or no store at all), NotProvisioned, StoreUnavailable.
     """
     ids.namespace(namespace)
     if where is None:
