@@ -50,7 +50,6 @@ class Fold:
         "n",
         "newer",
         "open",
-        "park",
         "purged",
         "reply",
         "requests",
@@ -70,7 +69,6 @@ class Fold:
         self.reply: ModelReply | None = None
         self.decisions: dict[str, Signal] = {}
         self.requests: dict[str, Signal] = {}
-        self.park: Park | None = None
         self.end: End | None = None
         self.purged: RunPurged | None = None
         self.newer: str | None = None
@@ -175,12 +173,10 @@ class Fold:
             case Claim():
                 self.claim = record
                 self.claims[record.n] = record
-                self.park = None
             case Release():
                 self.claim = None
             case Park():
                 self.claim = None
-                self.park = record
                 for name in record.steps:
                     self.steps[name].doubted = record.n
             case Signal():

@@ -73,7 +73,10 @@ def check_decision(decision: object, what: str) -> None:
         case Allow():
             return
         case NeedsApproval(text=str() as text) | Deny(reason=str() as text):
-            text.encode()  # half a surrogate pair is no text: UnicodeEncodeError
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise TypeError(f"{what} holds half a surrogate pair, which is no text") from error
         case _:
             raise TypeError(
                 f"{what} is {decision!r}, not Allow(), NeedsApproval(text) or Deny(reason)"
