@@ -50,6 +50,7 @@ EXIT_BY_STATUS = {
     "newer": 1,
 }
 _INPUT_CHARS = 200
+_RAW_BYTES = 4000
 
 
 def emit_json(value: Any) -> None:
@@ -139,7 +140,8 @@ def _what(entry: Entry) -> str:
         case Park() as r:
             return f"park      for {r.why}"
         case NewerRecord() as r:
-            return f"newer     {visible(r.type_)}"
+            raw = visible(entry.raw[:_RAW_BYTES].decode(errors="replace"))  # as it stands (R18)
+            return f"newer     {visible(r.type_)}\n      {raw}"
         case other:
             return tag(other)
 

@@ -149,7 +149,7 @@ def decide_call(
                 return AwaitDecision(marker)
             if answer.name == "reject":
                 reason = answer.payload.get("reason") or "no reason given"
-                return Refuse(step, StepError(type="rejected", message=f"rejected: {reason}"))
+                return Refuse(step, StepError(type="rejected", message=reason))
             permit = answer.n
         case VerdictAllow():
             pass

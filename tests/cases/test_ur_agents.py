@@ -116,7 +116,7 @@ async def test_ur49_a_denied_call_leaves_the_others_alone(store: Store, world: W
     assert isinstance(await run(store, agent, "r1"), Completed)
     (request,) = agent.model.requests  # type: ignore[attr-defined]
     results = {m.call_id: m.content for m in request if m.role == "tool"}
-    assert results["c1"] == {"error": {"type": "rejected", "message": "rejected: not A"}}
+    assert results["c1"] == {"error": {"type": "rejected", "message": "not A"}}
     assert [results[c] for c in ("c0", "c2", "c3")] == ["found 1", "paid B", "mailed C"]
     assert sorted(str(line[2]) for line in world.ledger.lines()) == ["B", "C", "lookup"]
     await check_store(store, "r1")

@@ -292,8 +292,11 @@ class ContainerServer:
 
     @classmethod
     async def start(cls) -> ContainerServer:
-        from testcontainers.core.container import DockerContainer  # only where an engine runs
+        from testcontainers.core.config import testcontainers_config  # only where an engine runs
+        from testcontainers.core.container import DockerContainer
 
+        # The reaper is a second image to pull; `stop` removes the container.
+        testcontainers_config.ryuk_disabled = True
         container = DockerContainer("nats:2.15-alpine").with_command("-js -m 8222")
         container = container.with_exposed_ports(4222, 8222)
         await asyncio.to_thread(container.start)
@@ -325,7 +328,10 @@ async def test_server(dir: str | os.PathLike[str]) -> AnyServer:
         return ExistingServer(url)
     if os.environ.get("RUNFOLD_TEST_DOCKER") != "0" and docker_answers():
         _say_once("tests use nats:2.15-alpine in a container (RUNFOLD_TEST_DOCKER=0: a process)")
-        return await ContainerServer.start()
+        try:
+            return await ContainerServer.start()
+        except Exception as error:  # an engine that can't have the image: no reason not to test
+            _say_once(f"the engine starts no nats:2.15-alpine ({str(error)[:200]})")
     _say_once(f"tests use {find_nats_server()}")
     return await NatsServer.start(dir)
 
