@@ -75,6 +75,13 @@ class Log:
         await log.refresh()
         return log
 
+    @classmethod
+    def of(cls, store: Store, run_id: RunId, loaded: Loaded) -> Self:
+        """The journal that was loaded from the start, for who wants its entries, too."""
+        log = cls(store, run_id, by="library")
+        log._take(loaded, "")
+        return log
+
     @property
     def state(self) -> RunState:
         """The run as of `tail`; only where it has started."""
@@ -233,7 +240,7 @@ class Log:
                 body,
                 n=self.fold.n + 1,
                 id=record_id,
-                at=now_text(),
+                at=instant_text(datetime.now(UTC)),
                 by=self._by,
                 prev=self.fold.head,
                 claim=claim,
@@ -276,6 +283,6 @@ class Log:
         )
 
 
-def now_text() -> str:
-    """RFC 3339 UTC with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def instant_text(when: datetime) -> str:
+    """RFC 3339 UTC with milliseconds, of an instant in UTC."""
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

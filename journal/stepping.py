@@ -25,6 +25,7 @@ from .errors import (
 )
 from .fold import Fold
 from .limits import APPEND_BUDGET_S
+from .log import instant_text
 from .messages import JSON
 from .records import Park, StepCompleted, StepError, StepStarted
 from .steps import Ask, Call, Mismatch, Reuse, Run, Settle, StepDecision, Wait, decide_step
@@ -140,7 +141,7 @@ async def _start(
     if decision.unsafe:
         # the call begins once the start is acknowledged, at most the append's budget from now
         until = datetime.now(UTC) + timedelta(seconds=call.timeout_s + APPEND_BUDGET_S)
-        deadline = until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        deadline = instant_text(until)
     body = StepStarted(
         step=call.step,
         kind=call.kind,

@@ -64,9 +64,12 @@ async def note_safety(target: Target, monitor: str | None, store: Store) -> None
     the servers sync every write. The embedded server does; so do directories."""
     if target.store is None or not isinstance(store, JetStreamStore):
         return
-    found = await inspect(
-        target.store, namespace=target.namespace, monitor_url=monitor, creds=target.creds
-    )
+    found = store.safety
+    if monitor is not None:
+        found = await inspect(
+            target.store, namespace=target.namespace, monitor_url=monitor, creds=target.creds
+        )
+    assert found is not None  # an open store has judged its stream
     unsaid = [finding.what for finding in found.findings if finding.what not in store.degraded]
     if unsaid:
         note(f"storage {found.level.upper()}: {'; '.join(unsaid)} (`runfold doctor` says more)")

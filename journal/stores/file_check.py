@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .safety import Finding, Level, Safety
+from .safety import Finding, Safety, level_of
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "sshfs", "ceph", "gluster", "afs", "vboxsf", "virtiofs")
 _VOLATILE = ("tmpfs", "ramfs")
@@ -41,17 +41,13 @@ def inspect_directory(directory: Path, damaged: list[str]) -> Safety:
                 fix="restore them from a backup",
             )
         )
-    levels = {finding.level for finding in findings}
-    level: Level = "safe"
-    if levels:
-        level = "degraded" if "degraded" in levels else "unverified"
     facts = {
         "directory": str(directory.absolute()),
         "file_system": kind,
         "damaged": damaged,
         "fsync": "every record, and the directory with each new file",
     }
-    return Safety(level=level, findings=tuple(findings), facts=facts)
+    return Safety(level=level_of(findings), findings=tuple(findings), facts=facts)
 
 
 def _file_system(directory: Path) -> str:

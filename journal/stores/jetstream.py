@@ -30,7 +30,7 @@ from .jetstream_read import (
 )
 from .nats_connection import Connection
 from .nats_waiting import NoReply, Reply
-from .safety import assess
+from .safety import Safety, assess
 
 log = logging.getLogger("runfold")
 
@@ -89,7 +89,7 @@ class JetStreamStore:
         self._namespace = check_namespace(namespace)
         self._stream = stream_name(namespace)
         self._subject_prefix = f"{namespace}.journal.0."
-        self.degraded: tuple[str, ...] = ()
+        self.safety: Safety | None = None
         self._connection = Connection(url, namespace=namespace, creds=creds)
         self._reader = Reader(self._connection, self._stream)
 
@@ -141,17 +141,22 @@ class JetStreamStore:
     def _say_degraded(self, info: _Info) -> None:
         """R14: where the stream's own settings can lose acknowledged records, whoever opens the
         store is told. The sync setting shows only on monitoring ports: `runfold doctor`."""
-        judged = assess(
+        self.safety = assess(
             self._namespace,
             info.config,
             cluster=info.cluster,
             version=self._connection.server_version,
             servers=(),
         )
-        found = [finding for finding in judged.findings if finding.level == "degraded"]
-        self.degraded = tuple(finding.what for finding in found)
-        for finding in found:
-            log.warning("storage DEGRADED: %s: %s", finding.what, finding.why)
+        for finding in self.safety.findings:
+            if finding.level == "degraded":
+                log.warning("storage DEGRADED: %s: %s", finding.what, finding.why)
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """What of that was said."""
+        found = self.safety.findings if self.safety else ()
+        return tuple(finding.what for finding in found if finding.level == "degraded")
 
     def _not_provisioned(self, what: str) -> NotProvisioned:
         url = self._connection.shown

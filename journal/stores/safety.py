@@ -8,7 +8,7 @@ sync setting lost every record acknowledged since the last sync, on one server a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -192,12 +192,8 @@ def assess(
         *_of_versions(version, servers),
         *_of_sync(members, servers, unread),
     )
-    levels = {finding.level for finding in findings}
-    level: Level = "safe"
-    if levels:
-        level = "degraded" if "degraded" in levels else "unverified"
     return Safety(
-        level=level,
+        level=level_of(findings),
         findings=findings,
         facts={
             "stream": config.get("name"),
@@ -207,6 +203,14 @@ def assess(
             "sync_always": {server.name: server.sync_always for server in servers},
         },
     )
+
+
+def level_of(findings: Iterable[Finding]) -> Level:
+    """The worst of the findings; safe where there is none."""
+    levels = {finding.level for finding in findings}
+    if not levels:
+        return "safe"
+    return "degraded" if "degraded" in levels else "unverified"
 
 
 def _members(cluster: Mapping[str, Any]) -> list[str]:

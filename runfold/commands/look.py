@@ -52,7 +52,7 @@ def show(
         try:
             async with opened(Target(store, namespace, creds)) as opened_store:
                 loaded = await opened_store.load(run)
-                journal = await Log.read(opened_store, run)
+                journal = Log.of(opened_store, run, loaded)
                 held = await opened_store.holder(run) is not None
         except JournalDamaged as damage:
             _print_timeline(damage.good, json)
