@@ -1,8 +1,9 @@
-"""Core: who may take a run on a shared store (PROTOCOL 4), for `run()`, which has no task message.
+"""Core: who may take a run on a shared store (PROTOCOL 4).
 
-Why it is safe: a claim is an append at the tail at which this function said Take, so of two takers
+Why it is safe: a claim is an append at the tail at which this module said Take, so of two takers
 one loses and reads the other's claim; the holder before loses its next append and reads a newer
 claim. Asking the holder only keeps a live holder from losing its run; no answer makes it unsafe.
+Task messages are hints: what they say never decides more than whom to ask and what to settle.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from msgspec import Struct
 
 from .fold import Fold
 from .limits import HOLDER_GRACE_S
+from .waits import due, wakes_at
 
 Answer: TypeAlias = Literal["yes", "no", "nobody", "silent"]
+Reason: TypeAlias = Literal["new", "redelivery", "wake", "retry", "adopted"]
 
 
 class Take(Struct, frozen=True):
-    """Append a claim with this reason."""
+    """Append a claim with this reason. `lost`: it would be the restart limit's: end the run."""
 
-    reason: Literal["new", "wake", "adopted"]
+    reason: Reason
+    lost: bool = False
 
 
 class AskHolder(Struct, frozen=True):
@@ -46,7 +50,9 @@ class Rest(Struct, frozen=True):
 ClaimDecision: TypeAlias = Take | AskHolder | HeldBy | Rest
 
 
-def decide_claim(fold: Fold, answers: Sequence[Answer], *, ack_wait_s: float) -> ClaimDecision:
+def decide_claim(
+    fold: Fold, answers: Sequence[Answer], *, ack_wait_s: float, now: str = ""
+) -> ClaimDecision:
     """What a would-be holder does at this fold; `answers` are those about the live claim, in order.
 
     No responder twice means gone, because clients reconnect within the grace between; with an open
@@ -56,9 +62,9 @@ def decide_claim(fold: Fold, answers: Sequence[Answer], *, ack_wait_s: float) ->
     if fold.finished:
         return Rest()
     if fold.claim is None:
-        if not fold.runnable():
+        if not fold.runnable(now):
             return Rest()
-        return Take("wake" if fold.claims else "new")
+        return Take(_reason(fold))
     live = fold.claim
     match list(answers):
         case []:
@@ -69,6 +75,103 @@ def decide_claim(fold: Fold, answers: Sequence[Answer], *, ack_wait_s: float) ->
             return HeldBy(live.worker, silent=True)
         case [*_, "no"] | [*_, "nobody", "nobody"]:
             return Take("adopted")
+        case _:
+            after = ack_wait_s if fold.unknown() else HOLDER_GRACE_S
+            return AskHolder(live.worker, live.n, after)
+
+
+def _reason(fold: Fold) -> Reason:
+    if not fold.claims and not fold.committed:  # a restored fold lacks the claims before its commit
+        return "new"
+    return "retry" if fold.wait is not None and fold.wait.why == "retry" else "wake"
+
+
+# ---- a worker with a task message ------------------------------------------------------------
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """The task message that says "look at the run": `sequence` of the message, how often it was
+    delivered, and the `cause`, the n of a record that a current read must hold."""
+
+    sequence: int
+    delivery: int
+    cause: int
+
+
+class Finished(Struct, frozen=True):
+    """The run has ended: do what its end owes, ack."""
+
+
+class Resting(Struct, frozen=True):
+    """It waits: publish its schedule again where it has one (`until`), ack."""
+
+    until: str
+
+
+class NotMine(Struct, frozen=True):
+    """Not for this worker: nak with a delay; somebody else may take it."""
+
+    why: str
+
+
+class Stale(Struct, frozen=True):
+    """The read ends before the record that caused the task: read again, settle nothing."""
+
+
+class Leave(Struct, frozen=True):
+    """The owner's in-progress holds this very message: touch nothing."""
+
+
+class Drop(Struct, frozen=True):
+    """Somebody holds the run, or will be dispatched anew: ack this hint."""
+
+
+TaskDecision: TypeAlias = Take | AskHolder | Finished | Resting | NotMine | Stale | Leave | Drop
+
+
+def decide_task(
+    fold: Fold,
+    task: Delivery,
+    answers: Sequence[Answer],
+    *,
+    accepts: Sequence[str],
+    now: str,
+    ack_wait_s: float,
+    restart_limit: int,
+) -> TaskDecision:
+    """What a worker does about a task at this fold. `accepts`: the revisions it may run; `answers`
+    about the live claim, in order. A damaged journal never gets here."""
+    if fold.n < task.cause:
+        return Stale()
+    if fold.purged is not None:
+        return Drop()
+    if fold.newer is not None:
+        return NotMine(f"it holds a record of a newer version: {fold.newer}")
+    if fold.started is None:
+        return Drop()
+    if fold.finished:
+        return Finished()
+    if fold.revision and fold.revision not in accepts:
+        return NotMine(f"it is bound to revision {fold.revision}")
+    if fold.claim is None:
+        if not fold.runnable(now):
+            until = wakes_at(fold)  # a time that has come woke nobody: a person must act first
+            return Resting("" if due(until, now) else until)
+        return Take(_reason(fold), lost=fold.restarts >= restart_limit)
+    live = fold.claim
+    same = live.task == task.sequence
+    lost = fold.restarts + 1 >= restart_limit
+    match list(answers):
+        case []:
+            return AskHolder(live.worker, live.n, 0.0)
+        case [*_, "yes"]:
+            return Leave() if same else Drop()
+        case [*_, "silent"]:
+            if same and task.delivery > live.delivery:
+                return Take("redelivery", lost)
+            return Leave() if same else Drop()
+        case [*_, "no"] | [*_, "nobody", "nobody"]:
+            return Take("redelivery" if same else "adopted", lost)
         case _:
             after = ack_wait_s if fold.unknown() else HOLDER_GRACE_S
             return AskHolder(live.worker, live.n, after)

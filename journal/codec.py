@@ -28,13 +28,15 @@ class Entry(Struct, frozen=True):
     """A record with its stored bytes: what stores keep. `raw` is hashed, exported, never rewritten.
 
     `status` is the run's status after it, where the store keeps headers; `position` is the store's
-    token of this record (the offset behind it, its sequence), 0 until stored.
+    token of this record (the offset behind it, its sequence), 0 until stored; `commit` the token of
+    the last commit to restart at, 0 without one, -1 where this record is one.
     """
 
     record: Record
     raw: bytes
     status: Status | None = None
     position: int = 0
+    commit: int = 0
 
     @property
     def type(self) -> str:

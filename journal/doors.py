@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -12,14 +13,24 @@ from . import ids
 from .errors import StaleSignal
 from .fold import Fold
 from .ids import RunId
+from .inputs import (
+    InputState,
+    Queue,
+    decide_input,
+    decide_withdrawal,
+    input_body,
+    input_state,
+)
 from .log import Log
 from .messages import JSON
-from .records import RunPurged, RunStarted
-from .signals import AnySignal, Append, Repeated, decide_signal, parse_request_id, parse_signal
+from .records import Input, RunPurged, RunStarted
+from .signal_rules import Append, Repeated, decide_signal
+from .signals import AnySignal, parse_request_id, parse_signal
 from .steps import decide_start, input_digest
 from .store import Store
 from .values import normalise
 from .views import RunState, run_state
+from .waits import instant_text
 
 
 class Started(Struct, frozen=True, kw_only=True):
@@ -51,8 +62,8 @@ async def start(
 
     Raises InvalidId, NotEncodable, TooLarge, InputMismatch; nothing was written then."""
     run = ids.new_run_id() if run_id is None else ids.run_id(run_id)
-    value = start_value(agent, input)
-    created = await start_in(await Log.read(store, run, by=by), agent, revision, value)
+    body = started_body(run, agent, start_value(agent, input), revision=revision)
+    created = await start_in(await Log.read(store, run, by=by), body)
     return Started(run_id=run, created=created)
 
 
@@ -62,15 +73,33 @@ def start_value(agent: str, input: JSON) -> JSON:
     return normalise(input, "the input")
 
 
-async def start_in(journal: Log, agent: str, revision: str, value: JSON) -> bool:
-    """Start the run of this log, unless it has; whether it did. Raises as `start`."""
-    body = RunStarted(
-        run=journal.run_id,
+def started_body(
+    run_id: RunId,
+    agent: str,
+    value: JSON,
+    *,
+    revision: str = "",
+    parent: str = "",
+    depth: int = 0,
+    priority: int = 0,
+    key: str = "",
+) -> RunStarted:
+    """The first record of a run. Without a revision the first worker's binds it (R8)."""
+    return RunStarted(
+        run=run_id,
         agent=agent,
         revision=revision,
         input=value,
         digest=input_digest(agent, value),
+        parent=parent,
+        depth=depth,
+        priority=priority,
+        key=key,
     )
+
+
+async def start_in(journal: Log, body: RunStarted) -> bool:
+    """Start the run of this log, unless it has; whether it did. Raises as `start`."""
     written = await journal.append(lambda fold: body if decide_start(fold, body) else None)
     return written is not None
 
@@ -83,13 +112,15 @@ async def signal(
     *,
     request_id: str | None = None,
     by: str = "library",
+    worker: bool = False,
 ) -> Receipt:
-    """Approve, reject or reconcile. `payload` as in PROTOCOL 8; bytes and text are strict JSON.
+    """Approve, reject, reconcile, cancel or resume; a `worker` may also send late and child.
 
-    Raises BadPayload, RunNotFound, RunFinished, StaleSignal, DecisionConflict; nothing was written
-    then. StoreUnavailable: unknown; repeat it with the same request id.
+    `payload` as in PROTOCOL 8; bytes and text are strict JSON. Raises BadPayload, RunNotFound,
+    RunFinished, StaleSignal, DecisionConflict; nothing was written then. StoreUnavailable: unknown;
+    repeat it with the same request id.
     """
-    wanted = parse_signal(name, payload)
+    wanted = parse_signal(name, payload, worker=worker)
     given = parse_request_id(request_id if request_id is not None else wanted.request_id or None)
     request = given or f"{name}:{secrets.token_hex(8)}"
     journal = await Log.read(store, run_id, by=by)
@@ -110,9 +141,64 @@ async def signal(
                 return None
 
     record = await journal.append(due)
+    await announce(journal, name)
     if record is None:
         return Receipt(request_id=request, result="repeated", n=repeated[0].n)
     return Receipt(request_id=request, result="kept" if kept[0] else "applied", n=record.n)
+
+
+async def announce(log: Log, what: str) -> None:
+    """After a record that may end a wait: a task where a holder has something to do, and word to
+    the holder there is (PROTOCOL 5). Repeated with the record's own repeat, so that no crash
+    between the two loses a wake-up."""
+    fold = log.fold
+    assert fold.started is not None
+    if fold.claim is not None:
+        await log.store.notify(log.run_id, what.encode())
+    elif not fold.finished and fold.runnable():
+        started = fold.started
+        await log.store.wake(log.run_id, started.agent, cause=fold.n, priority=started.priority)
+
+
+async def submit(
+    store: Store,
+    run_id: str,
+    content: JSON,
+    *,
+    mode: str = "steer",
+    request_id: str | None = None,
+    by: str = "library",
+) -> InputState:
+    """Send the running agent a message (R62). A repeat of the request id gets the original.
+
+    Raises BadPayload, TooLarge, NotEncodable, RunNotFound, RunFinished, StaleSignal (queue full).
+    """
+    request = parse_request_id(request_id) or f"input:{secrets.token_hex(8)}"
+    body = input_body(request, mode, normalise(content, "the input"))
+    log = await Log.read(store, run_id, by=by)
+    log.check_runnable()
+
+    def due(fold: Fold) -> Input | None:
+        match decide_input(fold, body):
+            case Queue(record):
+                return record
+            case _:
+                return None
+
+    written = await log.append(due)
+    await announce(log, "input")
+    return input_state(log.fold.inputs[request], created=written is not None)
+
+
+async def withdraw(
+    store: Store, run_id: str, request_id: str, *, by: str = "library"
+) -> InputState:
+    """Take a queued input back; one that was withdrawn stays so. Raises RunNotFound, StaleSignal
+    (it was placed, or is not there)."""
+    log = await Log.read(store, run_id, by=by)
+    log.check_runnable()
+    await log.append(lambda fold: decide_withdrawal(fold, request_id))
+    return input_state(log.fold.inputs[request_id])
 
 
 async def state(store: Store, run_id: str) -> RunState:
@@ -121,7 +207,7 @@ async def state(store: Store, run_id: str) -> RunState:
     if journal.fold.started is None:
         journal.check_runnable()
     held = await store.holder(journal.run_id) is not None
-    return run_state(journal.fold, held=held)
+    return run_state(journal.fold, held=held, now=instant_text(datetime.now(UTC)))
 
 
 async def purge(store: Store, run_id: str, *, by: str = "library") -> None:

@@ -86,6 +86,18 @@ class Fenced(RunfoldError):
     code = "fenced"
 
 
+class RunCancelled(RunfoldError):
+    """A person cancelled the run (R56). Nothing new is started; the holder commits its end."""
+
+    code = "cancelled"
+
+
+class ChildFailed(RunfoldError):
+    """The child run ended without an answer: it failed or was cancelled (R57)."""
+
+    code = "child_failed"
+
+
 class ReplayMismatch(RunfoldError):
     """The code asks for another call than the journal holds at this position (R43)."""
 

@@ -1,22 +1,30 @@
 """Core: a run's state as a fold over its records. Nothing else is stored that could disagree.
 
-`Fold.apply` takes the entries in order and is stricter than any writer: an entry that does not
-chain, comes from a fenced claim, repeats an id or breaks the order of a step is Damage.
+`Fold.apply` takes the entries in order and is stricter than any writer (order.py): an entry that
+does not chain, comes from a fenced claim, repeats an id or breaks the order of a step is Damage.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias
 
+import msgspec
 from msgspec import UNSET
 
-from .codec import Damage, Entry, record_hash
+from . import order, waits
+from .codec import Entry, record_hash
+from .heard import forget_before, hear
 from .messages import JSON
 from .records import (
-    HOLDER_RECORDS,
     ZERO_HASH,
+    Asked,
     Claim,
     Commit,
+    Input,
+    InputPlaced,
+    InputStatus,
+    InputWithdrawn,
+    Known,
     NewerRecord,
     Park,
     Record,
@@ -27,25 +35,46 @@ from .records import (
     Signal,
     Status,
     StepCompleted,
+    StepProgress,
     StepStarted,
+    Submitted,
     VerdictAsk,
 )
 from .step_state import ModelReply, StepState, model_reply
+from .waits import Wait, wait_of
 
 End: TypeAlias = RunCompleted | Commit
+SPAWN = "runfold.spawn"
+"""The tool name of a step that starts a child run; its input names the run."""
 
 
 class Fold:
-    """The state of one run. Mutable, one writer; `copy` is for what-if and for the explorer."""
+    """The state of one run. Mutable, one writer; `copy` is for what-if and for the explorer.
+
+    Steps, replies and asks are those of the iteration; what is older stands in the checkpoint
+    `state`, or in what Summary lists. `honoured`: unsafe steps of earlier attempts, by tool and
+    digest. `revision`: what the run is bound to, empty until a worker has claimed it. `restarts`:
+    holders in a row that were lost without moving the run on (R52).
+    """
 
     __slots__ = (
         "_counters",
+        "asks",
+        "attempt",
+        "cancel",
+        "children",
         "claim",
         "claims",
+        "committed",
         "decisions",
         "end",
+        "failures",
         "head",
         "head_at",
+        "honoured",
+        "inputs",
+        "interrupted",
+        "iteration",
         "model_calls",
         "n",
         "newer",
@@ -53,8 +82,13 @@ class Fold:
         "purged",
         "reply",
         "requests",
+        "restarts",
+        "resumed",
+        "revision",
         "started",
+        "state",
         "steps",
+        "wait",
     )
 
     def __init__(self) -> None:
@@ -62,13 +96,28 @@ class Fold:
         self.head = ZERO_HASH
         self.head_at = ""
         self.started: RunStarted | None = None
+        self.revision = ""
         self.claim: Claim | None = None
         self.claims: dict[int, Claim] = {}
+        self.iteration = 0
+        self.attempt = 1
+        self.failures = 0
+        self.restarts = 0
+        self.state: JSON = None
+        self.committed = 0
         self.steps: dict[str, StepState] = {}
         self.open: dict[str, StepState] = {}
+        self.honoured: dict[tuple[str, str], list[StepState]] = {}
+        self.interrupted: set[str] = set()
         self.reply: ModelReply | None = None
-        self.decisions: dict[str, Signal] = {}
-        self.requests: dict[str, Signal] = {}
+        self.asks: tuple[Asked, ...] = ()
+        self.decisions: dict[str, Known] = {}
+        self.requests: dict[str, Known] = {}
+        self.inputs: dict[str, Submitted] = {}
+        self.children: dict[str, JSON] = {}
+        self.wait: Wait | None = None
+        self.cancel: Known | None = None
+        self.resumed = 0
         self.end: End | None = None
         self.purged: RunPurged | None = None
         self.newer: str | None = None
@@ -80,6 +129,12 @@ class Fold:
     @property
     def finished(self) -> bool:
         return self.end is not None or self.purged is not None
+
+    @property
+    def can_reopen(self) -> bool:
+        """Whether `resume` gives the failed run another try (R52)."""
+        end = self.end if self.purged is None else None
+        return isinstance(end, Commit) and end.action == "fail" and end.retriable
 
     def unknown(self) -> list[StepState]:
         """Writes whose outcome nobody knows, oldest first."""
@@ -98,40 +153,51 @@ class Fold:
             and self.reply.steps[index] not in self.steps
         ]
 
-    def runnable(self) -> bool:
-        """Whether a holder would have something to do: false only where a person must act first."""
-        if self.unknown():
-            return False
-        if self.reply is None or not self.reply.steps:
-            return True
-        waiting = {index for index, _ in self.pending()}
-        if not waiting:
-            return True
-        return any(
-            index not in waiting and not self._done(step)
-            for index, step in enumerate(self.reply.steps)
-        )
+    def asked(self) -> list[Asked]:
+        """All calls that wait for a decision, of a reply or of a turn handler."""
+        reply = self.reply
+        found = [
+            Asked(
+                marker=verdict.marker,
+                step=reply.steps[index],
+                tool=reply.reply.calls[index].name,
+                input=reply.arguments(index),
+                text=verdict.text,
+            )
+            for index, verdict in self.pending()
+            if reply is not None
+        ]
+        return found + [ask for ask in self.asks if ask.marker not in self.decisions]
 
-    def _done(self, step: str) -> bool:
+    def queued(self, *modes: str) -> list[Submitted]:
+        """Inputs that are queued, of these modes (all where none is named), oldest first."""
+        found = [
+            known
+            for known in self.inputs.values()
+            if known.status == "queued" and (not modes or known.mode in modes)
+        ]
+        return sorted(found, key=lambda known: known.n)
+
+    def placed_at(self, position: str) -> list[Submitted]:
+        """Inputs that stand at this position, in the order of their placing."""
+        return [known for known in self.inputs.values() if known.placed_at == position]
+
+    def runnable(self, now: str = "") -> bool:
+        """Whether a holder would have something to do (waits.py)."""
+        return waits.runnable(self, now)
+
+    def done(self, step: str) -> bool:
         state = self.steps.get(step)
         return state is not None and state.completed is not None
 
-    def status(self, *, held: bool = False) -> Status:
+    def status(self, *, held: bool = False, now: str = "") -> Status:
         """The run's status word (R6). `held`: a lock or answer says that somebody runs it now."""
-        if self.newer is not None:
-            return "newer"
-        match self.end:
-            case RunCompleted():
-                return "completed"
-            case Commit(action="fail"):
-                return "failed"
-            case Commit():
-                return "cancelled"
-            case None:
-                pass
-        if held or self.claim is not None or self.runnable():
-            return "running"
-        return "indeterminate" if self.unknown() else "awaiting_approval"
+        return waits.status(self, held=held, now=now)
+
+    def repeats(self, record_id: str) -> bool:
+        """Whether a record with this id, or a later one of its writer, was folded."""
+        nonce, _, counter = record_id.partition("-")
+        return int(counter) <= self._counters.get(nonce, -1)
 
     # ---- folding ----------------------------------------------------------------------------
 
@@ -140,9 +206,12 @@ class Fold:
         other = Fold()
         for name in Fold.__slots__:
             value: Any = getattr(self, name)
-            setattr(other, name, dict(value) if isinstance(value, dict) else value)  # type: ignore[arg-type]
+            if isinstance(value, dict | set):
+                value = value.copy()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            setattr(other, name, value)
         other.steps = {name: step.copy() for name, step in self.steps.items()}
         other.open = {name: other.steps[name] for name in self.open}
+        other.honoured = {key: list(steps) for key, steps in self.honoured.items()}
         return other
 
     def apply(self, entry: Entry) -> None:
@@ -150,40 +219,67 @@ class Fold:
         self.check(entry.record)
         self.take(entry)
 
+    def check(self, record: Record) -> None:
+        """Whether the record may stand next; raises Damage."""
+        order.check(self, record)
+
     def take(self, entry: Entry) -> None:
         """Take an entry that passed `check` at this very state."""
         record = entry.record
         assert self.n in (0, record.n - 1)
         if self.newer is None:
             self._take(record)
-        nonce, _, counter = record.id.partition("-")
+        self.mark(entry)
+
+    def mark(self, entry: Entry) -> None:
+        """Note that this entry is the last one."""
+        nonce, _, counter = entry.record.id.partition("-")
         self._counters[nonce] = int(counter)
-        self.n = record.n
+        self.n = entry.record.n
         self.head = record_hash(entry.raw)
-        self.head_at = record.at
+        self.head_at = entry.record.at
 
     def _take(self, record: Record) -> None:
         match record:
             case RunStarted():
                 self.started = record
+                self.revision = record.revision
             case StepStarted():
                 self._start(record)
+            case StepProgress():
+                self.steps[record.step].partial = record.output
             case StepCompleted():
                 self._complete(record)
             case Claim():
-                self.claim = record
-                self.claims[record.n] = record
+                if self.claim is not None:
+                    self.restarts += 1
+                self.claim = self.claims[record.n] = record
+                self.revision = self.revision or record.revision  # the first worker's binds (R8)
+                self._goes_on()
             case Release():
                 self.claim = None
             case Park():
-                self.claim = None
-                for name in record.steps:
-                    self.steps[name].doubted = record.n
+                self.park(record)
             case Signal():
-                self._signal(record)
-            case RunCompleted() | Commit():
-                self.end = record
-                self.claim = None
+                hear(self, record)
+            case Input():
+                self.inputs[record.request_id] = Submitted(
+                    request_id=record.request_id,
+                    mode=record.mode,
+                    content=record.content,
+                    n=record.n,
+                    at=record.at,
+                )
+            case InputWithdrawn():
+                self._input(record.request_id, "withdrawn")
+            case InputPlaced():
+                self._input(record.request_id, "placed", record.position)
+                self.restarts = 0
+                self._goes_on()
+            case RunCompleted():
+                self._end(record)
+            case Commit():
+                self.commit(record)
             case RunPurged():
                 self.purged = record
             case NewerRecord():
@@ -191,116 +287,103 @@ class Fold:
             case _:
                 raise AssertionError(f"record without a fold: {type(record).__name__}")
 
-    def check(self, record: Record) -> None:
-        """Whether the record may stand next; raises Damage. What passes, every reader takes."""
-        self._check_chain(record)
-        if self.newer is None:  # what follows a record of a newer version can't be understood
-            self._check_order(record)
-            match record:
-                case StepStarted():
-                    self._check_start(record)
-                case StepCompleted():
-                    self._check_complete(record)
-                case Park():
-                    if any(name not in self.open for name in record.steps):
-                        raise Damage(f"record {record.n} parks for a step that is not open")
-                case Signal():
-                    self._check_signal(record)
-                case _:
-                    pass
-
-    def _check_chain(self, record: Record) -> None:
-        """Ordinal, previous hash, writer id. Raises Damage."""
-        if isinstance(record, RunPurged) and self.n == 0:
-            return  # a tombstone is the first record left, whatever its ordinal
-        if record.n != self.n + 1:
-            first, last = self.n + 1, record.n - 1
-            missing = f"{first} to {last}" if last > first else f"{first}"
-            raise Damage(f"record {missing} is missing: record {record.n} follows {self.n}")
-        if record.prev != self.head:
-            raise Damage(f"record {record.n} does not follow record {self.n}: its hash differs")
-        nonce, _, counter = record.id.partition("-")
-        if int(counter) <= self._counters.get(nonce, -1):
-            raise Damage(f"record {record.n} repeats the writer id {record.id}")
-
-    def _check_order(self, record: Record) -> None:
-        """Claims, the end, and the order every writer keeps. Raises Damage."""
-        if isinstance(record, NewerRecord):
-            return
-        if isinstance(record, RunPurged) and self.n == 0:
-            return
-        if (self.n == 0) != isinstance(record, RunStarted):
-            raise Damage(
-                f"record {record.n} is {type(record).__name__}: a run starts once, at record 1"
-            )
-        live = self.claim.n if self.claim else 0
-        if isinstance(record, HOLDER_RECORDS) and record.claim != live:
-            raise Damage(f"record {record.n} was written under claim {record.claim}, not {live}")
-        if self.purged is not None or (self.end and not isinstance(record, RunPurged)):
-            raise Damage(f"record {record.n} stands after the run's end")
-        if isinstance(record, RunPurged) and self.end is None:
-            raise Damage(f"record {record.n} purges a run that has not ended")
-
-    def _check_start(self, record: StepStarted) -> None:
-        step = self.steps.get(record.step)
-        if step is None:
-            return
-        if step.completed is not None:
-            raise Damage(f"record {record.n} starts {record.step} again after its result")
-        if step.unsafe:
-            permit = step.reconciled.get(step.last.n)
-            retry = permit is not None and permit.payload["outcome"] == "retry"
-            if permit is None or not retry or permit.n != record.permit:
-                raise Damage(f"record {record.n} starts {record.step} again without a permit")
+    def _goes_on(self) -> None:
+        """A holder is at work: whatever it waited for has ended."""
+        self.wait = None
+        self.asks = ()
 
     def _start(self, record: StepStarted) -> None:
+        if record.step not in self.steps:
+            self.restarts = 0
         step = self.steps.setdefault(record.step, StepState(record.step))
         step.starts.append(record)
+        step.partial = None
         self.open[record.step] = step
+        self._goes_on()
         if record.kind == "model":
             self.model_calls += 1
-
-    def _check_complete(self, record: StepCompleted) -> None:
-        step = self.steps.get(record.step)
-        if (record.result is UNSET) == (record.error is UNSET):
-            raise Damage(f"record {record.n} holds not exactly one of result and error")
-        if step is None and record.via != "refused":
-            raise Damage(f"record {record.n} completes {record.step}, which never started")
-        if step is not None and step.completed is not None:
-            raise Damage(f"record {record.n} completes {record.step} a second time")
-        if record.verdicts:
-            model_reply(record)
+        elif record.tool == SPAWN:
+            self.children.setdefault(str(record.input["run"]), None)
 
     def _complete(self, record: StepCompleted) -> None:
         step = self.steps.setdefault(record.step, StepState(record.step))
         step.completed = record
         self.open.pop(record.step, None)
-        if step.starts and step.last.kind == "model":
+        self.restarts = self.failures = 0
+        self._goes_on()
+        if not step.starts:
+            return
+        if record.interrupted is not UNSET:
+            self.interrupted.add(step.last.digest)
+        if step.last.kind == "model":
             self.reply = model_reply(record) if record.verdicts else None
 
-    def _check_signal(self, record: Signal) -> None:
-        key = "step" if record.name == "reconcile" else "marker"
-        about: JSON = record.payload.get(key)
-        if not isinstance(about, str):
-            raise Damage(f"record {record.n} is a {record.name} without a {key}")
-        if record.name != "reconcile":
-            return
-        step = self.steps.get(about)
-        start: JSON = record.payload.get("start")
-        if step is None or not any(start == known.n for known in step.starts):
-            raise Damage(f"record {record.n} reconciles a start that is not there")
+    def park(self, record: Park) -> None:
+        """What a park does to the state."""
+        self.claim = None
+        self.wait = wait_of(record)
+        self.asks = record.asks
+        if record.why == "reconcile":
+            for name in record.steps:
+                self.steps[name].doubted = record.n
+            for step in self.open.values():
+                step.asked = record.n
+        if record.why == "retry" and not record.steps:
+            self.attempt += 1
+            self.failures += 1
+            self.restarts = 0
+            if record.afresh:
+                self.begin_afresh()
 
-    def _signal(self, record: Signal) -> None:
-        self.requests.setdefault(record.request_id, record)
-        match record.name:
-            case "approve" | "reject":
-                self.decisions.setdefault(record.payload["marker"], record)
-            case "reconcile":
-                outcome, has_result = record.payload.get("outcome"), "result" in record.payload
-                if (outcome, has_result) not in (("done", True), ("retry", False)):
-                    self.newer = f"signal: reconcile {outcome!r}"  # never taken for a permit
-                    return
-                step = self.steps[record.payload["step"]]
-                step.reconciled.setdefault(record.payload["start"], record)
-            case other:
-                assert_never(other)
+    def begin_afresh(self) -> None:
+        """The next attempt makes its calls anew; unsafe ones are honoured (R44)."""
+        for step in self.steps.values():
+            if step.starts and step.unsafe:
+                self.honoured.setdefault((step.last.tool, step.last.digest), []).append(step)
+        self.steps = {}
+        self.open = {}
+        self.reply = None
+
+    def _end(self, record: End) -> None:
+        self.end = record
+        self.claim = None
+        self._goes_on()
+        self._answer_placed()
+        for known in self.queued():
+            self._input(known.request_id, "unanswered")
+
+    def commit(self, record: Commit) -> None:
+        """What a commit does to the state; for the summary in it, too."""
+        if record.action != "continue":
+            self._end(record)
+            return
+        self.state = record.state
+        self.committed = record.n
+        self.next_iteration()
+        self.wait = wait_of(record)
+        if self.wait is not None:
+            self.claim = None
+        forget_before(self, record.at)
+
+    def next_iteration(self) -> None:
+        """Begin the next iteration; what was placed has been answered."""
+        self.iteration += 1
+        self.attempt = 1
+        self.restarts = self.failures = 0
+        self.steps = {}
+        self.open = {}
+        self.honoured = {}
+        self.reply = None
+        self._goes_on()
+        self._answer_placed()
+
+    def _answer_placed(self) -> None:
+        for known in list(self.inputs.values()):
+            if known.status == "placed":
+                self._input(known.request_id, "done")
+
+    def _input(self, request_id: str, status: InputStatus, position: str = "") -> None:
+        known = self.inputs.pop(request_id)  # behind the others: in the order of their placing
+        self.inputs[request_id] = msgspec.structs.replace(
+            known, status=status, placed_at=position or known.placed_at
+        )

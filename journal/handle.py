@@ -13,33 +13,30 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from . import ids
-from .errors import (
-    Fenced,
-    IndeterminateError,
-    JournalDamaged,
-    ReplayMismatch,
-    RunfoldError,
-    ToolError,
-)
+from .errors import JournalDamaged, RunfoldError, TooLarge, ToolError
+from .fold import Fold
 from .ids import RunId
-from .limits import ACK_WAIT_S
-from .log import Log
+from .limits import ACK_WAIT_S, COMMIT_STEPS, PROGRESS_BYTES_MAX
+from .log import Body, Log
 from .messages import JSON
 from .ownership import take
-from .records import Kind, Release, StepCompleted
-from .stepping import Perform, do_step, recordable
+from .records import Claim, Kind, Release, StepCompleted, StepProgress, StepStarted
+from .stepping import STICKY, Perform, Stop, do_step
 from .steps import Call, completed_value, make_call
 from .store import Store
-from .values import normalise
+from .unknown import NO_WAYS, Ways
+from .values import canonical, normalise, recordable
 
 log = logging.getLogger("runfold")
+Job: TypeAlias = tuple[Call, Perform, Ways]
+"""A step to make: the call, who performs it, what settles it otherwise."""
 
 
 class Journal(Log):
@@ -48,7 +45,10 @@ class Journal(Log):
     `async with await Journal.open(store, run_id, is_write=…) as journal`, then
     `await journal.run_step(…)` for each durable step, one after another.
 
-    `attempted`: starts whose calls this handle has made. `abandoned`: writes left to their threads.
+    `attempted`: starts whose calls this handle has made. `writing`: unsafe ones that run now.
+    `abandoned`: writes left to their threads. `late`: a write of ours whose result came after the
+    run was taken over. `commit_steps`: the built-in loop commits after so many. `stop`: why nothing
+    new may start here.
     (A Log with a lock or claim, so it inherits: delegation would only repeat each name.)
     """
 
@@ -66,7 +66,12 @@ class Journal(Log):
         self.ack_wait_s = ack_wait_s
         self.attempted: set[int] = set()
         self.abandoned: list[Future[Any]] = []
+        self.late: tuple[StepStarted, JSON] | None = None
         self.is_write = is_write
+        self.stop: Stop | None = None
+        self.commit_steps = COMMIT_STEPS
+        self.writing: set[int] = set()
+        self._turn = asyncio.Lock()
         self._busy = False
         self._ended_by: RunfoldError | None = None
         self._stack = AsyncExitStack()
@@ -100,7 +105,7 @@ class Journal(Log):
             ack_wait_s=ack_wait_s,
         )
         if known is not None:
-            journal.fold, journal.tail, journal.torn = known.fold, known.tail, known.torn
+            journal._adopt(known)
         try:
             if known is None:
                 await journal.refresh()
@@ -122,6 +127,42 @@ class Journal(Log):
             await journal._stack.aclose()
             raise
         return journal
+
+    @classmethod
+    def claimed(
+        cls,
+        log: Log,
+        claim: Claim,
+        *,
+        is_write: Callable[[str], bool],
+        ack_wait_s: float,
+    ) -> Self:
+        """The handle of a worker that answers questions itself, under the claim that `log` just
+        appended; the log must not be used again."""
+        journal = cls(
+            log.store, log.run_id, by=claim.worker, is_write=is_write, ack_wait_s=ack_wait_s
+        )
+        journal._adopt(log)
+        journal.owner = True
+        journal.claim = claim.n
+        return journal
+
+    def _adopt(self, log: Log) -> None:
+        self.fold, self.tail, self.torn = log.fold, log.tail, log.torn
+        self.restart_at = log.restart_at
+
+    def succeed(self) -> Self:
+        """A fresh handle under the same claim, for ending the run when a call can't be stopped:
+        nothing that the old one is still asked to append is appended."""
+        other = type(self).claimed(
+            self,
+            self.fold.claims[self.claim],
+            is_write=self.is_write,
+            ack_wait_s=self.ack_wait_s,
+        )
+        other.attempted, other.abandoned = self.attempted, self.abandoned
+        self._stopped = True
+        return other
 
     async def close(self, reason: str = "stopped") -> None:
         """Give the run up: wait for calls that were left to their threads, write a `release` under
@@ -163,8 +204,30 @@ class Journal(Log):
     def holds(self, run_id: RunId, claim: int) -> bool:
         """The answer to "do you hold it?": yes from before the claim until closing, and while a
         call of it may still run in this process (PROTOCOL 4)."""
-        running = any(not call.done() for call in self.abandoned)
-        return run_id == self.run_id and (running or not self._stopped)
+        return run_id == self.run_id and (self.calls_on() or not self._stopped)
+
+    def calls_on(self) -> bool:
+        """Whether a write that was left to its thread still runs."""
+        return any(not call.done() for call in self.abandoned)
+
+    @property
+    def lost(self) -> bool:
+        """Whether this handle writes nothing any more."""
+        return self._stopped
+
+    def give_up(self) -> None:
+        """Write nothing any more: the run is somebody else's, or nobody knows."""
+        self._stopped = True
+
+    async def append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
+        if self._turn.locked() and not self._busy:
+            raise self._concurrent()
+        async with self._turn:  # parallel calls, and the progress that calls report
+            return await super().append(decide)
+
+    async def refresh(self) -> None:
+        async with self._turn:
+            await super().refresh()
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -203,8 +266,15 @@ class Journal(Log):
             raise ToolError(error.message, error.data)
         return value
 
-    async def step(self, call: Call, perform: Perform) -> StepCompleted:
-        """As run_step, for the layers above: `perform` is given the start and makes the record."""
+    async def step(self, call: Call, perform: Perform, ways: Ways = NO_WAYS) -> StepCompleted:
+        """As run_step, for the layers above: `perform` is given the start and makes the record;
+        `ways` is what settles a write that was cut off, and what an earlier attempt did."""
+        (completed,) = await self.steps([(call, perform, ways)])
+        return completed
+
+    async def steps(self, jobs: Sequence[Job]) -> list[StepCompleted]:
+        """Several steps at once, each with its own start and result (R35); results in the order of
+        the jobs. All are let end; then the gravest error is raised."""
         if self._busy:
             raise self._concurrent()
         if self._ended_by is not None:
@@ -212,12 +282,49 @@ class Journal(Log):
         self._busy = True
         try:
             self.check_runnable()
-            return await do_step(self, call, perform)
-        except (IndeterminateError, ReplayMismatch, Fenced) as error:
+            if len(jobs) == 1:
+                return [await do_step(self, *jobs[0])]
+            return await _all(self, jobs)
+        except STICKY as error:
             self._ended_by = error  # raised again at every step: nobody goes on past it (R23)
             raise
         finally:
             self._busy = False
+
+    async def progress(self, step: str, output: JSON) -> None:
+        """Record the partial output of a call that runs (R27). Raises TooLarge, Fenced."""
+        value = normalise(output, f"the progress of {step}")
+        if len(canonical(value)) > PROGRESS_BYTES_MAX:
+            raise TooLarge(
+                f"progress of {step} is at most {PROGRESS_BYTES_MAX} bytes", run_id=self.run_id
+            )
+        body = StepProgress(step=step, output=value)
+        await self.append(lambda fold: body if step in fold.open else None)
+
+
+async def _all(journal: Journal, jobs: Sequence[Job]) -> list[StepCompleted]:
+    tasks = [asyncio.ensure_future(do_step(journal, *job)) for job in jobs]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        await _cancelled(tasks)
+    errors = [error for task in tasks if (error := task.exception()) is not None]
+    for kind in (*STICKY, Exception):
+        for error in errors:
+            if isinstance(error, kind):
+                raise error
+    return [task.result() for task in tasks]
+
+
+async def _cancelled(tasks: Sequence[asyncio.Future[StepCompleted]]) -> None:
+    """Cancel what still runs and wait for its end: no call outlives the step it belongs to."""
+    for task in tasks:
+        task.cancel()
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError:
+            continue  # raised again by who waits for this
 
 
 def _ignore(text: str) -> None:

@@ -79,3 +79,49 @@ CLOSE_WAIT_S = 2.0
 
 ASK_TRY_S = 1.0
 """A worker answers from memory; longer is silence (PROTOCOL 4)."""
+
+REPEATS_KEPT_S = 8 * 86400.0
+"""Repeats of a signal or input are recognised for at least seven days (R62)."""
+
+SUMMARY_BYTES_MAX = 256 * 1024
+"""A commit must fit a message beside its state."""
+
+INPUT_BYTES_MAX = 64 * 1024
+INPUTS_QUEUED_MAX = 256
+"""An agent that places none must not make its journal grow without end (R62)."""
+
+SIGNALS_MAX = 10_000
+"""Signals kept of one run: each costs a line in every summary."""
+
+RESTART_LIMIT = 5
+RESTART_LIMIT_MAX = 1000
+GRACE_S = 25.0
+CONCURRENCY = 64
+CONCURRENCY_MAX = 4096
+RETRY_ATTEMPTS = 3
+RETRY_BACKOFF_S = 1.0
+RETRY_BACKOFF_MAX_S = 60.0
+CALLS_PER_ITERATION_MAX = 256
+CHILD_DEPTH_MAX = 3
+COMMIT_STEPS = 32
+"""The built-in loop commits after this many steps, so that resuming stays flat (R41)."""
+
+PROBE_TIMEOUT_S = 30.0
+"""A probe that takes longer can't tell."""
+
+PROGRESS_BYTES_MAX = 64 * 1024
+"""The partial output of a call that a person or the model is shown (R27)."""
+
+SWEEP_S = 30.0
+SWEEP_RUNS = 100
+"""Each sweep re-dispatches at most this many runs."""
+
+REVISIT_S = 5.0
+"""A run that this worker may not take is offered again after this."""
+
+STALE_READS = 5
+STALE_PAUSE_S = 0.1
+"""A leader that was deposed answers old tails for a moment (NATS.md)."""
+
+WAIT_MAX_S = 60.0
+"""An `input` call waits at most this long (PROTOCOL 8)."""

@@ -42,13 +42,16 @@ from .records import (
     Status,
 )
 from .store import Appended, Loaded, Store, Unknown
+from .summary import is_restart_point, restored
 from .views import RunState, run_state
+from .waits import instant_text
 
 Body = TypeVar("Body", bound=Record)
 
 
 class Log:
-    """One run's journal. `fold` is its state up to the token `tail`; `torn` as in Loaded.
+    """One run's journal. `fold` is its state up to the token `tail`; `torn` as in Loaded;
+    `restart_at` the token of the last commit to restart at, 0 without one.
 
     `claim` is the n of this writer's claim, 0 without one; an `owner` (lock or claim) stops for
     good where the run is no longer its own. One task at a time (R46).
@@ -59,10 +62,11 @@ class Log:
         self.run_id = run_id
         self.fold = Fold()
         self.tail = 0
+        self.restart_at = 0
         self.torn = 0
         self.claim = 0
         self.owner = False
-        self._by = by
+        self.by = by
         self._nonce = secrets.token_hex(6)
         self._counter = 0
         self._appending = False
@@ -76,6 +80,13 @@ class Log:
         return log
 
     @classmethod
+    async def resumed(cls, store: Store, run_id: RunId, *, by: str) -> Self:
+        """As read, from the last commit on where the store can tell it: what a holder needs."""
+        log = cls(store, run_id, by=by)
+        log._take(log._restored(await store.resume(run_id)), "")
+        return log
+
+    @classmethod
     def of(cls, store: Store, run_id: RunId, loaded: Loaded) -> Self:
         """The journal that was loaded from the start, for who wants its entries, too."""
         log = cls(store, run_id, by="library")
@@ -85,7 +96,7 @@ class Log:
     @property
     def state(self) -> RunState:
         """The run as of `tail`; only where it has started."""
-        return run_state(self.fold)
+        return run_state(self.fold, now=instant_text(datetime.now(UTC)))
 
     def check_runnable(self) -> None:
         """Raises RunNotFound or NewerVersion where this version can't run it."""
@@ -116,15 +127,11 @@ class Log:
                 self._check_id(entry.record)
                 self.fold.apply(entry)
             except Damage as damage:
-                at = self.store.where(self.run_id, index if fresh else self.fold.n, entry)
-                raise JournalDamaged(
-                    f"run {self.run_id}: {at}: {damage}",
-                    where=at,
-                    run_id=self.run_id,
-                    hint="nothing was executed; restore the journal from a backup or export",
-                    good=loaded.entries[:index],
-                ) from damage
+                place = index if fresh else self.fold.n
+                raise self._damaged(damage, place, entry, loaded.entries[:index]) from damage
             self.tail = entry.position
+            if is_restart_point(entry.record):
+                self.restart_at = entry.position
             if entry.record.id == record_id:
                 landed = entry.record
         self.torn = self.torn or loaded.torn
@@ -138,6 +145,32 @@ class Log:
                 hint="this process stopped the run; the other one goes on with it",
             )
         return landed
+
+    def _restored(self, loaded: Loaded) -> Loaded:
+        """Start the fold at the commit behind the gap, where there is one; what is left to fold."""
+        entries = loaded.entries
+        if len(entries) < 2 or entries[1].record.n == entries[0].record.n + 1:
+            return loaded
+        first, commit = entries[:2]
+        try:
+            self._check_id(first.record)
+            self.fold = restored(first, commit)
+        except Damage as damage:
+            raise self._damaged(damage, commit.record.n - 1, commit, entries[:1]) from damage
+        self.tail = self.restart_at = commit.position
+        return Loaded(entries[2:], loaded.tail, loaded.torn)
+
+    def _damaged(
+        self, damage: Damage, index: int, entry: Entry, good: tuple[Entry, ...]
+    ) -> JournalDamaged:
+        at = self.store.where(self.run_id, index, entry)
+        return JournalDamaged(
+            f"run {self.run_id}: {at}: {damage}",
+            where=at,
+            run_id=self.run_id,
+            hint="nothing was executed; restore the journal from a backup or export",
+            good=good,
+        )
 
     def _check_newer(self) -> None:
         """A record of a newer version may mean anything, a claim or a cancel: nothing is written
@@ -215,6 +248,8 @@ class Log:
             if isinstance(answer, Appended):
                 self.fold.take(entry)  # `_seal` checked it, and nothing was folded since
                 self.tail = answer.tail
+                if entry.commit < 0:
+                    self.restart_at = answer.tail
                 return True, ""
             landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
             self._check_newer()
@@ -240,8 +275,8 @@ class Log:
                 body,
                 n=self.fold.n + 1,
                 id=record_id,
-                at=instant_text(datetime.now(UTC)),
-                by=self._by,
+                at=body.at or instant_text(datetime.now(UTC)),
+                by=self.by,
                 prev=self.fold.head,
                 claim=claim,
             )
@@ -255,7 +290,8 @@ class Log:
         self.fold.check(record)
         entry = Entry(record, raw)
         if self.store.shared:
-            entry = Entry(record, raw, self._status_after(entry))
+            commit = -1 if is_restart_point(record) else self.restart_at
+            entry = Entry(record, raw, self._status_after(entry), commit=commit)
         return record, entry
 
     def _unwritable(self, body: Record, why: str) -> NotEncodable:
@@ -281,8 +317,3 @@ class Log:
             run_id=self.run_id,
             hint="await one step before the next",
         )
-
-
-def instant_text(when: datetime) -> str:
-    """RFC 3339 UTC with milliseconds, of an instant in UTC."""
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

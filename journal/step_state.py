@@ -6,21 +6,38 @@ import msgspec
 
 from .codec import Damage
 from .ids import valid_name
-from .messages import Reply
+from .messages import JSON, Reply
 from .records import Signal, StepCompleted, StepStarted
+from .values import BadJSON, parse_strict
 
 
 class StepState:
-    """What the journal knows of one step: its starts, its result, what a person said of a start."""
+    """What the journal knows of one step: its starts, its result, what was said of a start.
 
-    __slots__ = ("completed", "doubted", "name", "reconciled", "starts")
+    `reconciled`, `late`: by start · `asked`: the n of the latest park for a person while it was
+    unknown · `partial`: the latest progress of its last start.
+    """
+
+    __slots__ = (
+        "asked",
+        "completed",
+        "doubted",
+        "late",
+        "name",
+        "partial",
+        "reconciled",
+        "starts",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.doubted = 0
+        self.asked = 0
+        self.partial: JSON = None
         self.starts: list[StepStarted] = []
         self.completed: StepCompleted | None = None
         self.reconciled: dict[int, Signal] = {}
+        self.late: dict[int, Signal] = {}
 
     @property
     def last(self) -> StepStarted:
@@ -40,15 +57,24 @@ class StepState:
             self.completed is None
             and bool(self.starts)
             and self.last.n not in self.reconciled
+            and self.last.n not in self.late
             and self.unsafe
         )
+
+    @property
+    def needs_person(self) -> bool:
+        """Unknown, and no policy settles it: none, or a holder has parked over it (R27)."""
+        return self.unknown and (self.last.policy == "reconcile" or self.asked > self.last.n)
 
     def copy(self) -> StepState:
         other = StepState(self.name)
         other.starts = list(self.starts)
         other.completed = self.completed
         other.doubted = self.doubted
+        other.asked = self.asked
+        other.partial = self.partial
         other.reconciled = dict(self.reconciled)
+        other.late = dict(self.late)
         return other
 
 
@@ -64,6 +90,14 @@ class ModelReply:
         self.steps = tuple(
             call_step(ordinal, index, call.name) for index, call in enumerate(self.reply.calls)
         )
+
+    def arguments(self, index: int) -> JSON:
+        """The arguments of a call, as they will be run."""
+        text = self.reply.calls[index].arguments
+        try:
+            return parse_strict(text)
+        except BadJSON:  # can't be asked for by this version's gate; shown as it is all the same
+            return text
 
 
 def model_reply(record: StepCompleted) -> ModelReply:

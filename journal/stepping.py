@@ -6,17 +6,19 @@ long may belong to a holder that lost the run meanwhile, so the tail is read bef
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar, assert_never
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, TypeVar, assert_never
+
+from msgspec import UNSET
 
 from .errors import (
     Fenced,
     IndeterminateError,
     NotEncodable,
     ReplayMismatch,
+    RunCancelled,
     RunFinished,
     RunfoldError,
     StaleSignal,
@@ -25,11 +27,20 @@ from .errors import (
 )
 from .fold import Fold
 from .limits import APPEND_BUDGET_S
-from .log import instant_text
-from .messages import JSON
-from .records import Park, StepCompleted, StepError, StepStarted
+from .records import StepCompleted, StepError, StepStarted
 from .steps import Ask, Call, Mismatch, Reuse, Run, Settle, StepDecision, Wait, decide_step
-from .values import normalise
+from .unknown import (
+    NO_WAYS,
+    RetryLater,
+    Superseded,
+    Ways,
+    doubt,
+    indeterminate,
+    settle,
+    wait_over,
+)
+from .values import Unrecordable
+from .waits import instant_text
 
 if TYPE_CHECKING:
     from .handle import Journal
@@ -38,55 +49,83 @@ Refusal = TypeVar("Refusal", NotEncodable, TooLarge)
 Perform: TypeAlias = Callable[[StepStarted], Awaitable[StepCompleted]]
 
 
-class RetryLater(RunfoldError):
-    """A permitted retry waits until the earlier call can no longer be running (R22)."""
+class Draining(RunfoldError):
+    """The worker is being stopped: the run is given up between two steps, in order (R51)."""
 
-    code = "waiting"
-
-    def __init__(self, message: str, *, step: str, until: str, run_id: str) -> None:
-        super().__init__(message, run_id=run_id)
-        self.step = step
-        self.until = until
+    code = "draining"
 
 
-async def do_step(journal: Journal, call: Call, perform: Perform) -> StepCompleted:
+STICKY = (Fenced, RunCancelled, IndeterminateError, ReplayMismatch, Draining, RetryLater)
+"""What ends a holder's turn, gravest first: raised again at every later call of it."""
+
+Stop: TypeAlias = Literal["cancel", "drain"]
+
+
+async def do_step(
+    journal: Journal, call: Call, perform: Perform, ways: Ways = NO_WAYS
+) -> StepCompleted:
     """Bring the step to its recorded result by the step table; raises what the table says."""
     earlier_over = False
     while True:
         _check_open(journal)
         decision = decide_step(
-            journal.fold, call, attempted=journal.attempted, earlier_over=earlier_over
+            journal.fold,
+            call,
+            attempted=journal.attempted,
+            earlier_over=earlier_over,
+            honoured=ways.honoured,
         )
         match decision:
             case Reuse(completed):
                 return completed
             case Settle():
                 _check_claimed(journal)
-                body = StepCompleted(step=call.step, result=decision.result, via="reconcile")
+                body = StepCompleted(step=call.step, result=decision.result, via=decision.via)
                 settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, b))
                 if settled is not None:
                     return settled
             case Run():
                 _check_claimed(journal)
+                _check_stop(journal)
                 _refuse_beside_unknown(journal, call)
-                try:
-                    start = await _start(journal, call, decision, earlier_over)
-                    if start is not None:
-                        return await _call(journal, start, perform)
-                except NotCalled as never:
-                    problem = StepError(type="not_called", message=never.why)
-                    body = StepCompleted(step=call.step, error=problem, via="not_called")
-                    return await _complete(journal, body)
+                if ways.superseded(journal.fold):
+                    raise Superseded
+                completed = await _run(journal, call, decision, perform, earlier_over, ways)
+                if completed is not None:
+                    return completed
             case Wait():
                 await wait_over(journal, decision.start)
                 earlier_over = True
             case Ask():
-                await doubt(journal, decision.start)
-                raise indeterminate(journal, decision.start)
+                if not await settle(journal, call, decision, ways.probe):
+                    await doubt(journal, decision.start)
+                    raise indeterminate(journal, decision.start)
             case Mismatch():
                 _mismatch(journal, call, decision)
             case other:
                 assert_never(other)
+
+
+async def _run(
+    journal: Journal,
+    call: Call,
+    decision: Run,
+    perform: Perform,
+    earlier_over: bool,
+    ways: Ways,
+) -> StepCompleted | None:
+    """Record the start and make the call; None where the table must be asked again."""
+    try:
+        start = await _start(journal, call, decision, earlier_over, ways)
+        return None if start is None else await _call(journal, start, perform)
+    except NotCalled as never:
+        problem = StepError(type="not_called", message=never.why)
+        body = StepCompleted(step=call.step, error=problem, via="not_called")
+        return await _complete(journal, body)
+    except IndeterminateError:
+        if call.policy == "reconcile":
+            raise
+        return None  # the table says Ask now, and the policy settles it
 
 
 def _check_open(journal: Journal) -> None:
@@ -112,29 +151,23 @@ def _check_claimed(journal: Journal) -> None:
         )
 
 
-async def doubt(journal: Journal, start: StepStarted) -> None:
-    """Where the journal alone calls the open step safe and the code of today does not, say so in
-    the journal, or nobody could ever reconcile it (R7, R42)."""
-
-    def due(fold: Fold) -> Park | None:
-        step = fold.steps[start.step]
-        if fold.finished or step.completed is not None or step.unsafe:
-            return None
-        return Park(why="reconcile", steps=(start.step,))
-
-    if not journal.store.shared or journal.claim:
-        await journal.append(due)
+def _check_stop(journal: Journal) -> None:
+    """Nothing new is started on a run that is cancelled, or that this worker gives up."""
+    if journal.fold.cancel is not None or journal.stop == "cancel":
+        raise RunCancelled(f"run {journal.run_id} was cancelled", run_id=journal.run_id)
+    if journal.stop == "drain":
+        raise Draining(f"run {journal.run_id} is handed over", run_id=journal.run_id)
 
 
 def _refuse_beside_unknown(journal: Journal, call: Call) -> None:
     """Nothing new is started while a write's outcome is unknown (R23)."""
     for step in journal.fold.unknown():
-        if step.name != call.step:
+        if step.name != call.step and step.last.n not in journal.writing:
             raise indeterminate(journal, step.last)
 
 
 async def _start(
-    journal: Journal, call: Call, decision: Run, earlier_over: bool
+    journal: Journal, call: Call, decision: Run, earlier_over: bool, ways: Ways
 ) -> StepStarted | None:
     """Record the start, unless at a new tail the table no longer says this very Run."""
     deadline = ""
@@ -150,8 +183,10 @@ async def _start(
         digest=call.digest,
         replay="unsafe" if decision.unsafe else "safe",
         key=decision.key,
+        policy=call.policy,
         permit=decision.permit,
         deadline=deadline,
+        attempt=journal.fold.attempt,
     )
 
     decided_at = journal.fold.n
@@ -159,10 +194,14 @@ async def _start(
     def due(fold: Fold) -> StepStarted | None:
         if fold.n == decided_at:  # not needed for safety: deciding again would say the same
             return body
-        if fold.finished:
+        if fold.finished or fold.cancel is not None or ways.superseded(fold):
             return None
         now: StepDecision = decide_step(
-            fold, call, attempted=journal.attempted, earlier_over=earlier_over
+            fold,
+            call,
+            attempted=journal.attempted,
+            earlier_over=earlier_over,
+            honoured=ways.honoured,
         )
         return body if now == decision else None
 
@@ -189,6 +228,15 @@ class NotCalled(Exception):
 
 
 async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
+    if start.replay == "unsafe":
+        journal.writing.add(start.n)
+    try:
+        return await _called(journal, start, perform)
+    finally:
+        journal.writing.discard(start.n)
+
+
+async def _called(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
     try:
         body = await perform(start)
     except Unrecordable as unrecordable:
@@ -197,6 +245,10 @@ async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepC
         return await _complete(journal, body)
     except TooLarge as error:
         raise await _did_happen(journal, start, error) from error
+    except Fenced:
+        if start.replay == "unsafe" and body.result is not UNSET:
+            journal.late = (start, body.result)  # its holder may say so (R29)
+        raise
 
 
 async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> Refusal:
@@ -207,22 +259,6 @@ async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> R
         await _complete(journal, StepCompleted(step=start.step, error=problem))
     error.run_id = journal.run_id
     return error
-
-
-class Unrecordable(Exception):
-    """What the call returned is no JSON. Not the same as the call raising NotEncodable."""
-
-    def __init__(self, error: NotEncodable) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-def recordable(value: object, what: str) -> JSON:
-    """The result of a call as JSON; raises Unrecordable."""
-    try:
-        return normalise(value, what)
-    except NotEncodable as error:
-        raise Unrecordable(error) from error
 
 
 async def _complete(journal: Journal, body: StepCompleted) -> StepCompleted:
@@ -236,50 +272,6 @@ async def _complete(journal: Journal, body: StepCompleted) -> StepCompleted:
 def _if_unresolved(fold: Fold, body: StepCompleted) -> StepCompleted | None:
     step = fold.steps.get(body.step)
     return body if step is not None and step.completed is None else None
-
-
-async def wait_over(journal: Journal, start: StepStarted) -> None:
-    """Raises RetryLater while the call of this start may still be running (R22)."""
-    if journal.fold.steps[start.step].unsafe and not await _earlier_over(journal, start):
-        raise RetryLater(
-            f"the earlier call of {start.step} may still be running",
-            step=start.step,
-            until=start.deadline,
-            run_id=journal.run_id,
-        )
-
-
-async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
-    """Whether the call of this start can no longer be running (PROTOCOL 3).
-
-    A lock is held as long as a call under it runs (Journal.close). On a shared store the worker is
-    asked, and its yes counts for more than any deadline. Nobody counts as gone when it is said
-    twice, the ack wait apart; or once, where a later holder adopted the run and so asked before;
-    or once the deadline has passed.
-    """
-    if not journal.store.shared:
-        return True
-    late = bool(start.deadline) and datetime.now(UTC) >= datetime.fromisoformat(start.deadline)
-    holder = journal.fold.claims.get(start.claim)
-    if holder is None:  # no claim to ask about: only the deadline tells
-        return late
-    answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    adopted = any(c.n > holder.n and c.reason == "adopted" for c in journal.fold.claims.values())
-    if answer == "nobody" and not late and not adopted:
-        await asyncio.sleep(journal.ack_wait_s)
-        answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    return answer in ("no", "nobody") or (answer == "silent" and late)
-
-
-def indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:
-    return IndeterminateError(
-        f"run {journal.run_id}: step {start.step} was started (record {start.n}) and nobody knows "
-        "whether it happened",
-        step=start.step,
-        run_id=journal.run_id,
-        hint=f"find out, then `runfold reconcile {journal.run_id} {start.step} --done JSON` or "
-        "`--retry`",
-    )
 
 
 def _mismatch(journal: Journal, call: Call, decision: Mismatch) -> NoReturn:

@@ -8,8 +8,8 @@ start that names it (`permit`), because that start is then the step's last and n
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Set
+from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct
 
@@ -17,9 +17,30 @@ from .errors import InputMismatch
 from .fold import Fold
 from .limits import TOOL_TIMEOUT_S
 from .messages import JSON
-from .records import Kind, RunStarted, StepCompleted, StepError, StepStarted
+from .records import Kind, Policy, RunStarted, StepCompleted, StepError, StepStarted
 from .step_state import StepState
 from .values import call_digest, canonical, digest
+
+
+class Happened(Struct, frozen=True):
+    """A probe's answer: the write took effect, with this result."""
+
+    result: JSON
+
+
+class DidNotHappen(Struct, frozen=True):
+    """A probe's answer: the write took no effect, and won't: it may be made again, once."""
+
+
+class CannotTell(Struct, frozen=True):
+    """A probe's answer: a person is asked."""
+
+    detail: str = ""
+
+
+Probed: TypeAlias = Happened | DidNotHappen | CannotTell
+Probe: TypeAlias = Callable[[str], Awaitable[Probed]]
+"""Asks the outside system about the write with this idempotency key (R27)."""
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -38,6 +59,7 @@ class Call(Struct, frozen=True, kw_only=True):
     unsafe: bool
     permit: int = 0
     timeout_s: float = TOOL_TIMEOUT_S
+    policy: Policy = "reconcile"
 
 
 class Reuse(Struct, frozen=True):
@@ -55,16 +77,19 @@ class Run(Struct, frozen=True):
 
 
 class Settle(Struct, frozen=True):
-    """A person said `done`: record this result, call nothing (R21)."""
+    """A person said `done`, or the fenced holder reported its result late: record it, call nothing
+    (R21, R29)."""
 
     result: JSON
     by: int
+    via: Literal["reconcile", "late"]
 
 
 class Ask(Struct, frozen=True):
-    """The write's outcome is unknown: a person decides (R23)."""
+    """The write's outcome is unknown: its policy or a person decides (R23, R27)."""
 
     start: StepStarted
+    policy: Policy = "reconcile"
 
 
 class Wait(Struct, frozen=True):
@@ -92,6 +117,7 @@ def make_call(
     unsafe: bool,
     permit: int = 0,
     timeout_s: float = TOOL_TIMEOUT_S,
+    policy: Policy = "reconcile",
 ) -> Call:
     """A Call with its digest; `input` already passed values.normalise."""
     return Call(
@@ -103,6 +129,7 @@ def make_call(
         unsafe=unsafe,
         permit=permit,
         timeout_s=timeout_s,
+        policy=policy,
     )
 
 
@@ -112,9 +139,15 @@ def step_key(run_id: str, call: Call) -> str:
 
 
 def decide_step(
-    fold: Fold, call: Call, *, attempted: Set[int] = frozenset(), earlier_over: bool = False
+    fold: Fold,
+    call: Call,
+    *,
+    attempted: Set[int] = frozenset(),
+    earlier_over: bool = False,
+    honoured: StepState | None = None,
 ) -> StepDecision:
-    """What to do about the call at this fold.
+    """What to do about the call at this fold. `honoured`: the unsafe step of an earlier attempt
+    that this call is matched to, by tool, input and occurrence (R44).
 
     `attempted`: starts this very process has executed; such a call did happen here, so it is never
     run again on the strength of what the journal lacks (found by the explorer). `earlier_over`: the
@@ -123,6 +156,10 @@ def decide_step(
     assert fold.started is not None
     assert not fold.finished
     step = fold.steps.get(call.step)
+    if step is None and honoured is not None:
+        if honoured.completed is not None:
+            return Reuse(honoured.completed)
+        return _decide_open(honoured, call, attempted, earlier_over)
     if step is None:
         return Run(call.permit, step_key(fold.started.run, call), call.unsafe)
     if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):
@@ -138,12 +175,17 @@ def _decide_open(
     last = step.last
     if not step.unsafe and not call.unsafe:
         return Run(last.permit, last.key, unsafe=False)
+    late = step.late.get(last.n)
+    if late is not None:  # the truth beats a retry that nothing has started on yet
+        return Settle(late.payload["result"], late.n, "late")
     answer = step.reconciled.get(last.n)
     if answer is None or last.n in attempted:
-        return Ask(last)
+        by_policy = step.unknown and not step.needs_person  # else it could settle nothing
+        policy = last.policy if by_policy else "reconcile"
+        return Ask(last, policy)
     match answer.payload["outcome"]:
         case "done":
-            return Settle(answer.payload["result"], answer.n)
+            return Settle(answer.payload["result"], answer.n, "reconcile")
         case "retry":
             return Run(answer.n, last.key, unsafe=True) if earlier_over else Wait(last)
         case _:  # a permit is never read into a word this version does not know
@@ -160,9 +202,14 @@ def _describe(kind: str, tool: str, value: JSON) -> str:
 
 
 def completed_value(completed: StepCompleted) -> tuple[JSON, StepError | None]:
-    """A recorded step as (result, error): one of them is None unless the result itself is null."""
+    """A recorded step as (result, error): one of them is None unless the result itself is null. An
+    interrupted one is an error here: nobody knows what it did (R27)."""
     if completed.error is not UNSET:
         return None, completed.error
+    if completed.interrupted is not UNSET:
+        message = "the call was interrupted: it may or may not have taken effect"
+        partial = completed.interrupted.partial
+        return None, StepError(type="interrupted", message=message, data=partial)
     return completed.result, None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -67,6 +68,30 @@ class Store(Protocol):
         """Everything after the token `after`, complete up to a tail that was current during the
         call. Never a shortened journal: what can't be read is an error. Checks that each record
         decodes; that they chain is the fold's to say."""
+        ...
+
+    async def resume(self, run_id: RunId) -> Loaded:
+        """What a holder needs: as `load`; or the first record and everything from the last commit
+        with a summary, where the store can tell which that is (R41)."""
+        ...
+
+    async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
+        """Tell the agent's workers to look at the run because of record `cause`: a hint, perhaps
+        repeated. Does nothing on a store without a fleet. Raises StoreUnavailable."""
+        ...
+
+    async def wake_at(
+        self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
+    ) -> None:
+        """As wake, at an instant; it replaces the run's earlier one."""
+        ...
+
+    async def notify(self, run_id: RunId, payload: bytes) -> None:
+        """Tell the run's holder at once what it would read later; lost without harm."""
+        ...
+
+    async def preview(self, run_id: RunId, text: str) -> None:
+        """Show followers the model's words as they come; lost without harm (R38)."""
         ...
 
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:

@@ -155,3 +155,19 @@ def call_digest(tool: str, value: JSON) -> str:
 def marker_digest(run: str, step: str, call: str, text: str, tool_revision: str) -> str:
     """16 hex over run, step, call digest, gate text and tool revision (R32)."""
     return digest(run, step, call, text, tool_revision)[:16]
+
+
+class Unrecordable(Exception):
+    """What the call returned is no JSON. Not the same as the call raising NotEncodable."""
+
+    def __init__(self, error: NotEncodable) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def recordable(value: object, what: str) -> JSON:
+    """The result of a call as JSON; raises Unrecordable."""
+    try:
+        return normalise(value, what)
+    except NotEncodable as error:
+        raise Unrecordable(error) from error

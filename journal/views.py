@@ -10,9 +10,8 @@ from msgspec import Struct
 
 from .fold import Fold
 from .ids import Marker, RunId
-from .messages import JSON, Message, ToolRequest
+from .messages import JSON, Message
 from .records import Commit, RunCompleted, Status
-from .values import BadJSON, parse_strict
 
 
 class Pending(Struct, frozen=True, kw_only=True):
@@ -33,6 +32,7 @@ class UnknownStep(Struct, frozen=True, kw_only=True):
     tool: str
     input: JSON
     key: str
+    partial: JSON = None
 
 
 class WaitingOn(Struct, frozen=True, kw_only=True):
@@ -95,26 +95,31 @@ class RunState(Struct, frozen=True, kw_only=True):
     status: Status
     outcome: Outcome | None
     waiting_on: tuple[WaitingOn, ...]
+    iteration: int
+    attempt: int
     records: int
     model_calls: int
 
 
-def run_state(fold: Fold, *, held: bool = False) -> RunState:
-    """The state of a run that has started. `held`: somebody runs it now under a lock."""
+def run_state(fold: Fold, *, held: bool = False, now: str = "") -> RunState:
+    """The state of a run that has started. `held`: somebody runs it now under a lock; `now`: the
+    instant for which waits for a time are judged."""
     assert fold.started is not None
     return RunState(
         run_id=RunId(fold.started.run),
         agent=fold.started.agent,
-        revision=fold.started.revision,
-        status=fold.status(held=held),
-        outcome=outcome(fold, held=held),
-        waiting_on=waiting_on(fold, held=held),
+        revision=fold.revision,
+        status=fold.status(held=held, now=now),
+        outcome=outcome(fold, held=held, now=now),
+        waiting_on=waiting_on(fold, held=held, now=now),
+        iteration=fold.iteration,
+        attempt=fold.attempt,
         records=fold.n,
         model_calls=fold.model_calls,
     )
 
 
-def outcome(fold: Fold, *, held: bool = False) -> Outcome | None:
+def outcome(fold: Fold, *, held: bool = False, now: str = "") -> Outcome | None:
     """How the run ended or why it stopped; None while it is running, or can't be read."""
     match fold.end:
         case RunCompleted(message=message):
@@ -125,37 +130,26 @@ def outcome(fold: Fold, *, held: bool = False) -> Outcome | None:
             return Cancelled(reason)
         case None:
             pass
-    match fold.status(held=held):
+    match fold.status(held=held, now=now):
         case "indeterminate":
             unknown = unknown_steps(fold)
             return Indeterminate(unknown[0].step, unknown, pending_calls(fold))
         case "awaiting_approval":
             return AwaitingApproval(pending_calls(fold))
+        case "waiting" | "paused":
+            return Waiting(waiting_on(fold, held=held, now=now))
         case _:
             return None
 
 
 def pending_calls(fold: Fold) -> tuple[Pending, ...]:
-    """Calls that wait for approval, in the order of the reply."""
-    reply = fold.reply
+    """Calls that wait for approval, in their order."""
     return tuple(
         Pending(
-            marker=Marker(verdict.marker),
-            step=reply.steps[index],
-            tool=reply.reply.calls[index].name,
-            input=_arguments(reply.reply.calls[index]),
-            text=verdict.text,
+            marker=Marker(ask.marker), step=ask.step, tool=ask.tool, input=ask.input, text=ask.text
         )
-        for index, verdict in fold.pending()
-        if reply is not None
+        for ask in fold.asked()
     )
-
-
-def _arguments(call: ToolRequest) -> JSON:
-    try:
-        return parse_strict(call.arguments)
-    except BadJSON:  # can't be asked for by this version's gate; shown as it is all the same
-        return call.arguments
 
 
 def unknown_steps(fold: Fold) -> tuple[UnknownStep, ...]:
@@ -167,45 +161,88 @@ def unknown_steps(fold: Fold) -> tuple[UnknownStep, ...]:
             tool=step.last.tool,
             input=step.last.input,
             key=step.last.key,
+            partial=step.partial,
         )
         for step in fold.unknown()
     )
 
 
-def waiting_on(fold: Fold, *, held: bool = False) -> tuple[WaitingOn, ...]:
+def waiting_on(fold: Fold, *, held: bool = False, now: str = "") -> tuple[WaitingOn, ...]:
     """Who acts next (R7); empty where the run has ended."""
-    since = _instant(fold.head_at)
+    since = instant(fold.wait.at if fold.wait else fold.head_at)
     run = fold.started.run if fold.started else ""
-    match fold.status(held=held):
+    match fold.status(held=held, now=now):
         case "running" if held or fold.claim is not None:
             holder = "the process that runs it"
             if fold.claim is not None:
                 holder = (
-                    f"worker {fold.claim.worker}; "
-                    f"if that is gone, `runfold run … --id {run}` takes the run over"
+                    f"worker {fold.claim.worker}; if that is gone, another worker or "
+                    f"`runfold run … --id {run}` takes the run over"
                 )
             return (WaitingOn(what="worker", since=since, ended_by=holder),)
         case "running":
-            command = f"`runfold run … --id {run}` takes it up"
-            return (WaitingOn(what="worker", since=since, ended_by=command),)
+            assert fold.started is not None
+            bound = f", revision {fold.revision}," if fold.revision else ""
+            ended_by = (
+                f"a worker of agent {fold.started.agent}{bound} or `runfold run … --id {run}` "
+                "takes it up"
+            )
+            return (WaitingOn(what="worker", since=since, ended_by=ended_by),)
         case "awaiting_approval" | "indeterminate":
-            unknown = tuple(
-                WaitingOn(
-                    what="reconcile",
-                    since=since,
-                    ended_by=f"`runfold reconcile {run} {step.step}`",
-                )
-                for step in unknown_steps(fold)
-            )
-            pending = tuple(
-                WaitingOn(what="approval", since=since, ended_by=f"`runfold approve {call.marker}`")
-                for call in pending_calls(fold)
-            )
-            return unknown + pending
+            return _on_people(fold, run, since)
+        case "waiting" | "paused":
+            return _on_wait(fold, run, since)
         case "newer":
             return (WaitingOn(what="operator", since=since, ended_by="update this installation"),)
         case _:
             return ()
+
+
+def _on_people(fold: Fold, run: str, since: datetime) -> tuple[WaitingOn, ...]:
+    until = instant(fold.wait.until) if fold.wait and fold.wait.until else None
+    unknown = tuple(
+        WaitingOn(what="reconcile", since=since, ended_by=f"`runfold reconcile {run} {step.step}`")
+        for step in unknown_steps(fold)
+    )
+    pending = tuple(
+        WaitingOn(
+            what="approval", since=since, until=until, ended_by=f"`runfold approve {call.marker}`"
+        )
+        for call in pending_calls(fold)
+    )
+    return unknown + pending
+
+
+def _on_wait(fold: Fold, run: str, since: datetime) -> tuple[WaitingOn, ...]:
+    wait = fold.wait
+    assert wait is not None
+    until = instant(wait.until) if wait.until else None
+    found: list[WaitingOn] = []
+    if wait.resume or (wait.why == "retry" and not wait.until):
+        ended_by = f"`runfold resume {run}`; it stopped because: {wait.reason}"
+        found.append(WaitingOn(what="operator", since=since, until=until, ended_by=ended_by))
+    if wait.until:
+        ended_by = "the time" if wait.why == "turn" else f"the next attempt, after: {wait.reason}"
+        found.append(WaitingOn(what="timer", since=since, until=until, ended_by=ended_by))
+    if wait.for_input:
+        ended_by = f"`runfold send {run} TEXT`"
+        found.append(WaitingOn(what="input", since=since, until=until, ended_by=ended_by))
+    if wait.child:
+        ended_by = f"the end of run {wait.child}"
+        found.append(WaitingOn(what="child", since=since, until=until, ended_by=ended_by))
+    return tuple(found)
+
+
+def end_json(fold: Fold) -> dict[str, JSON]:
+    """How a run ended, as its parent's `child` signal says it."""
+    match fold.end:
+        case RunCompleted(message=message):
+            return {"status": "completed", "message": final_message(message).content}
+        case Commit(action=action, reason=reason):
+            word = "failed" if action == "fail" else "cancelled"
+            return {"status": word, "reason": reason[:1000]}
+        case None:
+            return {}
 
 
 def final_message(message: JSON) -> Message:
@@ -216,7 +253,7 @@ def final_message(message: JSON) -> Message:
         return Message(role="assistant", content=message)
 
 
-def _instant(text: str) -> datetime:
+def instant(text: str) -> datetime:
     """A record's `at`, which is informative only: one that is no time must not hide the run."""
     try:
         found = datetime.fromisoformat(text)
@@ -225,20 +262,22 @@ def _instant(text: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def run_json(fold: Fold, *, held: bool = False) -> dict[str, Any]:
+def run_json(fold: Fold, *, held: bool = False, now: str = "") -> dict[str, Any]:
     """The run object of every `--json` (PROTOCOL 8)."""
     assert fold.started is not None
-    end = outcome(fold, held=held)
+    end = outcome(fold, held=held, now=now)
     return {
         "run": fold.started.run,
         "agent": fold.started.agent,
-        "status": fold.status(held=held),
+        "status": fold.status(held=held, now=now),
         "message": end.message.content if isinstance(end, Completed) else None,
         "pending": msgspec.to_builtins(pending_calls(fold) if not fold.finished else ()),
         "unknown": msgspec.to_builtins(unknown_steps(fold) if _shows_unknown(end) else ()),
-        "waiting_on": msgspec.to_builtins(waiting_on(fold, held=held)),
+        "waiting_on": msgspec.to_builtins(waiting_on(fold, held=held, now=now)),
         "reason": end.reason if isinstance(end, Failed | Cancelled) else None,
         "detail": end.detail if isinstance(end, Failed) else None,
+        "iteration": fold.iteration,
+        "attempt": fold.attempt,
         "records": fold.n,
         "model_calls": fold.model_calls,
     }

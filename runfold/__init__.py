@@ -62,7 +62,7 @@ from journal.messages import (  # noqa: E402
     Usage,
 )
 from journal.records import Record  # noqa: E402
-from journal.signals import Approve, Reconcile, Reject  # noqa: E402
+from journal.signals import Approve, Cancel, Reconcile, Reject, Resume  # noqa: E402
 from journal.store import Appended, Conflict, Loaded, Store  # noqa: E402
 from journal.stores.file import FileStore  # noqa: E402
 from journal.stores.jetstream import JetStreamStore  # noqa: E402

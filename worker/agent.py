@@ -1,36 +1,106 @@
-"""Core: an agent: a model, declared tools, a gate, bounds."""
+"""Core: an agent: what runs. A model with tools (the built-in loop), or a turn handler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
 from journal import ids, limits
-from journal.messages import Model
+from journal.ids import RunId
+from journal.messages import JSON, Model
 
 from .gate import Gate, PolicyGate
 from .tools import Replay, Tool
+
+if TYPE_CHECKING:
+    from .context import Context
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
     """Limits of one run; reaching one ends it with a recorded reason (R36, R47).
 
-    `iterations`: model calls · `calls_per_reply`: tool calls in one reply · `bad_replies`: rounds
-    in a row with nothing usable.
+    `iterations`: model calls of the built-in loop, turns of a handler · `calls_per_iteration`:
+    durable calls in one turn of a handler · `calls_per_reply`: tool calls in one reply ·
+    `bad_replies`: rounds in a row with nothing usable · `turn_timeout_s`: a turn that takes longer
+    has failed · `duration_s`: of the whole run since its start; it keeps counting while the run
+    waits.
     """
 
     iterations: int = limits.ITERATIONS_MAX
+    calls_per_iteration: int = limits.CALLS_PER_ITERATION_MAX
     calls_per_reply: int = limits.CALLS_PER_REPLY_MAX
     bad_replies: int = limits.BAD_REPLIES_MAX
+    turn_timeout_s: float | None = None
+    duration_s: float | None = None
+
+
+class Retry(Struct, frozen=True, kw_only=True):
+    """What a worker does about a failure: `attempts` in all, the next one after `backoff_s`,
+    doubled each time up to `backoff_max_s`. Then the run has failed (R44, R52)."""
+
+    attempts: int = limits.RETRY_ATTEMPTS
+    backoff_s: float = limits.RETRY_BACKOFF_S
+    backoff_max_s: float = limits.RETRY_BACKOFF_MAX_S
+
+    def delay_s(self, failures: int) -> float:
+        """How long to wait after this many failures in a row."""
+        return min(self.backoff_s * 2.0 ** min(failures - 1, 60), self.backoff_max_s)
+
+
+class Continue(Struct, frozen=True, kw_only=True):
+    """Another turn, from `state`: at once, or when the first of these waits ends (R63).
+
+    `delay` from now, or `until` an aware instant · `until_input` an input is queued ·
+    `until_child` the child run has ended.
+    """
+
+    state: JSON = None
+    delay: timedelta | None = None
+    until: datetime | None = None
+    until_input: bool = False
+    until_child: RunId | None = None
+
+
+class Complete(Struct, frozen=True):
+    """The run's answer: a Message, or any JSON as the content of one."""
+
+    message: JSON
+
+
+class Fail(Struct, frozen=True, kw_only=True):
+    """The run fails; `retriable`: the retry policy applies first. `detail` is for people."""
+
+    reason: str
+    retriable: bool = False
+    detail: str = ""
+
+
+class Pause(Struct, frozen=True, kw_only=True):
+    """An operator must act: `runfold resume` or `until` begins the next turn, from `state`."""
+
+    reason: str
+    state: JSON = None
+    until: datetime | None = None
+
+
+Next: TypeAlias = Continue | Complete | Fail | Pause
+Turn: TypeAlias = "Callable[[Context], Awaitable[Next]]"
 
 
 class Agent:
-    """What runs: bound to runs by `name`; `revision` is the application's and stands in claims.
+    """What runs: bound to runs by `name`; `revision` is the application's and stands in claims. A
+    worker takes runs of this revision and of those it is `compatible` with (R8).
+
+    `parallel_writes`: writes of one reply run at the same time, as its reads do (R35).
 
     Raises at definition: InvalidId for a bad name; TypeError for a tool that is not declared with
     `@read` or `@write`, or two tools of one name.
     """
+
+    handler: Turn | None = None
 
     def __init__(
         self,
@@ -41,17 +111,17 @@ class Agent:
         gate: Gate | None = None,
         system: str = "",
         revision: str = "1",
+        compatible: Sequence[str] = (),
         bounds: Bounds | None = None,
+        retry: Retry | None = None,
+        parallel_writes: bool = False,
     ) -> None:
-        self.name = ids.name(name, "an agent")
-        if not isinstance(revision, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"the revision of agent {name} is {revision!r}, not text")
+        self._identify(name, revision, compatible, bounds, retry)
         if not callable(getattr(model, "reply", None)):
             raise TypeError(f"the model of agent {name} has no method reply: {model!r}")
-        self.revision = revision
         self.model = model
         self.system = system
-        self.bounds = bounds or Bounds()
+        self.parallel_writes = parallel_writes
         self.tools: dict[str, Tool] = {}
         for tool in tools:
             if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -61,6 +131,25 @@ class Agent:
             self.tools[tool.spec.name] = tool
         self.gate: Gate = gate if gate is not None else PolicyGate(list(self.tools.values()))
 
+    def _identify(
+        self,
+        name: str,
+        revision: str,
+        compatible: Sequence[str],
+        bounds: Bounds | None,
+        retry: Retry | None,
+    ) -> None:
+        self.name = ids.name(name, "an agent")
+        if isinstance(compatible, str):
+            raise TypeError(f"compatible of agent {name} is one text, not several revisions")
+        for text in (revision, *compatible):
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"the revision of agent {name} is {text!r}, not text")
+        self.revision = revision
+        self.accepts = (revision, *compatible)
+        self.bounds = bounds or Bounds()
+        self.retry = retry or Retry()
+
     def is_unsafe(self, name: str) -> bool:
         """Whether twice would not be harmless: declared so, a write to the gate that was declared
         a read, or a tool that is not there (R30)."""
@@ -68,3 +157,49 @@ class Agent:
         if tool is None or tool.replay is Replay.UNSAFE:
             return True
         return self.gate.is_write(name) and not tool.spec.write
+
+
+class TurnAgent(Agent):
+    """An agent made of a turn handler, by `@turn`."""
+
+    def __init__(
+        self,
+        name: str,
+        handler: Turn,
+        *,
+        revision: str,
+        compatible: Sequence[str],
+        bounds: Bounds | None,
+        retry: Retry | None,
+    ) -> None:
+        self._identify(name, revision, compatible, bounds, retry)
+        self.handler = handler
+        self.tools = {}
+
+    def is_unsafe(self, name: str) -> bool:
+        """A handler's calls say it themselves."""
+        return True
+
+
+def turn(
+    name: str,
+    *,
+    revision: str = "1",
+    compatible: Sequence[str] = (),
+    bounds: Bounds | None = None,
+    retry: Retry | None = None,
+) -> Callable[[Turn], Agent]:
+    """Declare `async def handler(ctx) -> Next` as an agent (R40). Its code between durable calls
+    must do the same again when it is replayed."""
+
+    def declare(handler: Turn) -> Agent:
+        return TurnAgent(
+            name,
+            handler,
+            revision=revision,
+            compatible=compatible,
+            bounds=bounds,
+            retry=retry,
+        )
+
+    return declare

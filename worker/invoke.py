@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from copy import deepcopy
 from threading import Thread
@@ -54,35 +54,59 @@ async def invoke(
         arguments[tool.call_parameter] = copy
     try:
         if inspect.iscoroutinefunction(tool.fn):
-            result = await _in_task(tool, arguments)
+            result = await _in_task(tool.spec.name, tool.timeout_s, tool.fn(**arguments))
         else:
             result = await _in_thread(tool, arguments, keep)
     except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
-        if task.cancelling():
-            raise asyncio.CancelledError from error
-        if isinstance(error, SystemExit | GeneratorExit):  # a tool's failure ends no process
-            raise RuntimeError(f"{tool.spec.name} raised {type(error).__name__}") from error
-        if isinstance(error, asyncio.CancelledError):
-            # Nobody cancelled this run: the tool awaited something else that was cancelled. As a
-            # CancelledError it would end the run without a word.
-            raise RuntimeError(f"{tool.spec.name} was cancelled from inside") from error
-        raise
+        meaning = _meaning(task, tool.spec.name, error)
+        if meaning is error:
+            raise
+        raise meaning from error
     if task.cancelling():
         raise asyncio.CancelledError  # the function swallowed it
     return result
 
 
-async def _in_task(tool: Tool, arguments: dict[str, Any]) -> object:
-    limit = asyncio.timeout(tool.timeout_s)
+async def limited(name: str, timeout_s: float, call: Awaitable[Any]) -> object:
+    """Await an async call for at most `timeout_s`; as `invoke` in what comes out."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        result = await _in_task(name, timeout_s, call)
+    except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
+        meaning = _meaning(task, name, error)
+        if meaning is error:
+            raise
+        raise meaning from error
+    if task.cancelling():
+        raise asyncio.CancelledError  # the function swallowed it
+    return result
+
+
+def _meaning(task: asyncio.Task[Any], name: str, error: BaseException) -> BaseException:
+    """The exception to raise for one that came out of a tool."""
+    if task.cancelling():
+        return asyncio.CancelledError()
+    if isinstance(error, SystemExit | GeneratorExit):  # a tool's failure ends no process
+        return RuntimeError(f"{name} raised {type(error).__name__}")
+    if isinstance(error, asyncio.CancelledError):
+        # Nobody cancelled this run: the tool awaited something else that was cancelled. As a
+        # CancelledError it would end the run without a word.
+        return RuntimeError(f"{name} was cancelled from inside")
+    return error
+
+
+async def _in_task(name: str, timeout_s: float, call: Awaitable[Any]) -> object:
+    limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            result = await tool.fn(**arguments)
+            result = await call
     except Exception as error:
         if limit.expired():  # also when the function turned its cancellation into another exception
-            raise _late(tool) from error
+            raise _late(name, timeout_s) from error
         raise
     if limit.expired():  # the function swallowed its cancellation
-        raise _late(tool)
+        raise _late(name, timeout_s)
     return result
 
 
@@ -110,7 +134,7 @@ async def _in_thread(
     if not ended.done():
         if keep is not None:
             keep(job)
-        raise _late(tool)
+        raise _late(tool.spec.name, tool.timeout_s)
     result, error = ended.result()
     if error is not None:
         raise error
@@ -138,5 +162,5 @@ async def _wait_out(ended: asyncio.Future[_Ended]) -> None:
             continue  # the caller raises it again; the thread still runs
 
 
-def _late(tool: Tool) -> TimeoutError:
-    return TimeoutError(f"{tool.spec.name} did not end within {tool.timeout_s:g} s")
+def _late(name: str, timeout_s: float) -> TimeoutError:
+    return TimeoutError(f"{name} did not end within {timeout_s:g} s")

@@ -1,43 +1,31 @@
-"""Shell: the built-in agent loop: model, tool calls, model … answer (R30-R36).
+"""Shell: the built-in agent loop: model, tool calls, model … answer (R30-R36), as a turn.
 
-It goes through the whole conversation at every pick-up; recorded steps answer from the journal. It
-returns when the run has ended, or when nothing is left to do before a person decides.
+It goes through the conversation since the last commit at every pick-up; recorded steps answer from
+the journal. After many steps it commits, so that a long run resumes as fast as a short one (R41).
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
+from msgspec import Struct
 
-from journal.errors import (
-    IndeterminateError,
-    ReplayMismatch,
-    StepFailed,
-    ToolError,
-    Transient,
-)
+from journal.errors import ReplayMismatch, StepFailed
 from journal.fold import Fold
-from journal.handle import Journal
-from journal.ids import RunId
+from journal.handle import Job, Journal
+from journal.inputs import decide_placing
 from journal.messages import JSON, Message, Reply, ToolRequest
-from journal.records import (
-    Commit,
-    RunCompleted,
-    StepCompleted,
-    StepError,
-    StepStarted,
-    Verdict,
-    VerdictDeny,
-)
-from journal.stepping import doubt, indeterminate, recordable, wait_over
+from journal.records import InputPlaced, StepCompleted, StepError, StepStarted, Verdict, VerdictDeny
 from journal.steps import completed_value, make_call
+from journal.unknown import NO_WAYS, Superseded, Ways, doubt, indeterminate, wait_over
+from journal.values import recordable
 
-from .agent import Agent
-from .invoke import invoke
+from .agent import Agent, Complete, Continue, Fail, Next
+from .calls import TEXT_CHARS_MAX, AwaitDecisions, perform_tool, text_of
+from .context import Context
 from .replies import (
     ILL_FORMED,
     TOO_MANY,
@@ -50,50 +38,67 @@ from .replies import (
     decide_call,
     judge_reply,
 )
-from .tools import Tool, ToolCall
 
-log = logging.getLogger("runfold")
-_TEXT_MAX = 4000
+STEER, BOTH = ("steer",), ("steer", "follow_up")
 
 
-async def drive(journal: Journal, agent: Agent) -> None:
-    """Take the run as far as it goes. Raises IndeterminateError (an unknown write), StepFailed (a
-    model call failed; no result of it), Fenced, ReplayMismatch, NotEncodable, TooLarge."""
-    assert journal.fold.started is not None
-    messages = _first_messages(agent, journal.fold.started.input)
-    bad_rounds = 0
-    for n in itertools.count(1):
-        if f"llm/{n}" not in journal.fold.steps:  # bounds stop new calls, never recorded ones
-            if n > agent.bounds.iterations:
-                return await fail(journal, "iterations", f"{n - 1} model calls made")
-            if bad_rounds >= agent.bounds.bad_replies:
-                return await fail(journal, "bad_replies", f"{bad_rounds} unusable replies in a row")
-        completed = await _model_step(journal, agent, n, messages)
+class Talk(Struct, kw_only=True):
+    """The conversation: what a commit of the loop holds. `n`: the next model call; `bad`: unusable
+    replies in a row; `modes`: which queued inputs may be placed before the next model call."""
+
+    messages: list[Message]
+    n: int = 1
+    bad: int = 0
+    modes: tuple[str, ...] = ()
+
+
+async def converse(ctx: Context, agent: Agent) -> Next:
+    """Take the conversation to its answer, a bound, or a commit. Raises AwaitDecisions, StepFailed
+    (a model call failed; no result of it), and the engine's errors."""
+    journal = ctx.journal
+    talk = _talk(ctx, agent)
+    while True:
+        if f"llm/{talk.n}" not in journal.fold.steps:  # bounds stop new calls, never recorded ones
+            if (reached := _bound(agent, talk)) is not None:
+                return reached
+            if journal.store.shared and len(journal.fold.steps) >= journal.commit_steps:
+                return Continue(state=msgspec.to_builtins(talk))
+        completed = await _model_step(journal, agent, talk)
         if (problem := _not_recordable(completed)) is not None:
-            return await fail(journal, problem.type, problem.message)
+            return Fail(reason=problem.type, detail=problem.message)
         reply = msgspec.convert(completed.result, Reply)
         if reply.finish == "refusal":
-            return await fail(journal, "model_refused", reply.text[:_TEXT_MAX])
-        messages.append(Message(role="assistant", content=reply.text, calls=reply.calls))
+            return Fail(reason="model_refused", detail=reply.text[:TEXT_CHARS_MAX])
+        talk.messages.append(Message(role="assistant", content=reply.text, calls=reply.calls))
         if not reply.calls and reply.finish != "length" and reply.text.strip():
-            answer = Message(role="assistant", content=reply.text)
-            return await _complete(journal, answer)
-        if any(isinstance(v, VerdictDeny) and v.type == TOO_MANY for v in completed.verdicts):
-            return await fail(journal, "calls_per_reply", f"llm/{n} made {len(reply.calls)} calls")
-        if reply.calls:
-            results = await _answer_calls(journal, agent, n, reply, completed.verdicts)
-            if results is None:
-                return None
+            if not _continued(journal.fold, talk.n + 1):
+                return Complete(Message(role="assistant", content=reply.text))
+            talk.modes = BOTH
+            usable = True
+        elif any(isinstance(v, VerdictDeny) and v.type == TOO_MANY for v in completed.verdicts):
+            detail = f"llm/{talk.n} made {len(reply.calls)} calls"
+            return Fail(reason="calls_per_reply", detail=detail)
+        elif reply.calls:
+            results = await _answer_calls(journal, agent, talk.n, reply, completed.verdicts)
             for request, result in zip(reply.calls, results, strict=True):
                 if (problem := _not_recordable(result)) is not None:
-                    return await fail(journal, problem.type, problem.message)
-                messages.append(_tool_message(request, result))
+                    return Fail(reason=problem.type, detail=problem.message)
+                talk.messages.append(_tool_message(request, result))
             usable = any(not _ill_formed(result) for result in results)
+            talk.modes = STEER
         else:
-            messages.append(Message(role="user", content=_complaint(reply)))
+            talk.messages.append(Message(role="user", content=_complaint(reply)))
             usable = False
-        bad_rounds = 0 if usable else bad_rounds + 1
-    return None
+            talk.modes = STEER
+        talk.bad = 0 if usable else talk.bad + 1
+        talk.n += 1
+
+
+def _talk(ctx: Context, agent: Agent) -> Talk:
+    state = ctx.load_checkpoint()
+    if state is None:
+        return Talk(messages=_first_messages(agent, ctx.input))
+    return msgspec.convert(state, Talk)
 
 
 def _first_messages(agent: Agent, recorded: JSON) -> list[Message]:
@@ -107,79 +112,151 @@ def _first_messages(agent: Agent, recorded: JSON) -> list[Message]:
     return [*system, Message(role="user", content=recorded)]
 
 
-async def _model_step(
-    journal: Journal, agent: Agent, n: int, messages: Sequence[Message]
-) -> StepCompleted:
+def _bound(agent: Agent, talk: Talk) -> Fail | None:
+    if talk.n > agent.bounds.iterations:
+        return Fail(reason="iterations", detail=f"{talk.n - 1} model calls made")
+    if talk.bad >= agent.bounds.bad_replies:
+        return Fail(reason="bad_replies", detail=f"{talk.bad} unusable replies in a row")
+    return None
+
+
+def _continued(fold: Fold, n: int) -> bool:
+    """Whether the conversation goes on behind a final answer: inputs wait, or were placed (R62)."""
     step = f"llm/{n}"
+    return bool(fold.queued() or fold.placed_at(step)) or step in fold.steps
+
+
+# ---- the model -------------------------------------------------------------------------------
+
+
+async def _model_step(journal: Journal, agent: Agent, talk: Talk) -> StepCompleted:
+    """The model's reply, with what was placed before it appended to the conversation. An input that
+    comes before the request is made is placed first."""
+    step = f"llm/{talk.n}"
+    before = len(talk.messages)
     specs = [tool.spec for tool in agent.tools.values()]
+
+    async def preview(text: str) -> None:
+        await journal.store.preview(journal.run_id, text)
 
     async def ask(start: StepStarted) -> StepCompleted:
         try:
-            reply = await agent.model.reply(tuple(messages), specs, preview=_no_preview)
+            reply = await agent.model.reply(tuple(talk.messages), specs, preview=preview)
         except Exception as error:
-            raise StepFailed(
-                f"run {journal.run_id}: the model call {step} failed: "
-                f"{type(error).__name__}: {_text(error)}",
-                step=step,
-                run_id=journal.run_id,
-                hint="nothing of it was recorded; run again to go on from here",
-            ) from error
+            what = f"the model call {step} failed: {type(error).__name__}: {text_of(error)}"
+            hint = "nothing of it was recorded; run again to go on from here"
+            raise _step_failed(journal, step, what, hint) from error
+        return _reply_record(journal, agent, talk.n, reply)
+
+    def to_place(fold: Fold) -> bool:
+        return decide_placing(fold, step, talk.modes) is not None and bool(talk.modes)
+
+    call = make_call(step, "model", "", None, unsafe=False)
+    while True:
+        await _place(journal, step, talk.modes)
+        del talk.messages[before:]
+        talk.messages += [
+            Message(role="user", content=known.content) for known in journal.fold.placed_at(step)
+        ]
+        ways = Ways(unless=to_place) if step not in journal.fold.steps else NO_WAYS
         try:
-            plain = msgspec.to_builtins(reply)
-            checked = msgspec.convert(plain, Reply)
-        except (msgspec.ValidationError, TypeError) as error:
-            raise StepFailed(
-                f"run {journal.run_id}: the model of {step} returned no Reply: {error}",
-                step=step,
-                run_id=journal.run_id,
-                hint="mend the model's adapter; nothing of it was recorded",
-            ) from error
-        result = recordable(plain, f"the reply of {step}")
-        try:
-            verdicts = judge_reply(agent, journal.run_id, n, checked)
-        except Exception as error:  # the gate is the application's code
-            raise StepFailed(
-                f"run {journal.run_id}: the gate failed on the calls of {step}: "
-                f"{type(error).__name__}: {_text(error)}",
-                step=step,
-                run_id=journal.run_id,
-                hint="mend the gate; the model is asked again",
-            ) from error
-        return StepCompleted(step=step, result=result, verdicts=verdicts)
-
-    return await journal.step(make_call(step, "model", "", None, unsafe=False), ask)
+            return await journal.step(call, ask, ways)
+        except Superseded:
+            continue
 
 
-async def _no_preview(text: str) -> None:
-    """Live previews come with the fleet (R38)."""
+async def _place(journal: Journal, step: str, modes: tuple[str, ...]) -> None:
+    """Place what is queued before this model call, unless the call was made without it."""
+
+    def due(fold: Fold) -> InputPlaced | None:
+        if not modes or step in fold.steps or fold.cancel is not None:
+            return None
+        return decide_placing(fold, step, modes)
+
+    while await journal.append(due) is not None:
+        pass
+
+
+def _reply_record(journal: Journal, agent: Agent, n: int, reply: object) -> StepCompleted:
+    """The record of a model's reply with the verdict on each call; raises StepFailed."""
+    step = f"llm/{n}"
+    try:
+        plain = msgspec.to_builtins(reply)
+        checked = msgspec.convert(plain, Reply)
+    except (msgspec.ValidationError, TypeError) as error:
+        hint = "mend the model's adapter; nothing of it was recorded"
+        what = f"the model of {step} returned no Reply: {error}"
+        raise _step_failed(journal, step, what, hint) from error
+    result = recordable(plain, f"the reply of {step}")
+    try:
+        verdicts = judge_reply(agent, journal.run_id, n, checked, journal.fold.interrupted)
+    except Exception as error:  # the gate is the application's code
+        kind = type(error).__name__
+        what = f"the gate failed on the calls of {step}: {kind}: {text_of(error)}"
+        raise _step_failed(
+            journal, step, what, "mend the gate; the model is asked again"
+        ) from error
+    return StepCompleted(step=step, result=result, verdicts=verdicts)
+
+
+def _step_failed(journal: Journal, step: str, what: str, hint: str) -> StepFailed:
+    run = journal.run_id
+    return StepFailed(f"run {run}: {what}", step=step, run_id=run, hint=hint)
+
+
+# ---- the calls -------------------------------------------------------------------------------
 
 
 async def _answer_calls(
     journal: Journal, agent: Agent, n: int, reply: Reply, verdicts: Sequence[Verdict]
-) -> list[StepCompleted] | None:
-    """The results of all calls in order, or None where a decision is awaited for some. The others
-    run first, so that a person's absence holds up only what waits for the person."""
+) -> list[StepCompleted]:
+    """The results of all calls in order; raises AwaitDecisions where a decision is missing. The
+    others run first, so that a person's absence holds up only what waits for the person."""
+    if not await _in_parallel(journal, agent, n, reply, verdicts):
+        for index, request in enumerate(reply.calls):
+            await _answer_call(journal, agent, n, index, request, verdicts[index])
     results: list[StepCompleted] = []
-    awaited = False
     for index, request in enumerate(reply.calls):
-        result = await _answer_call(journal, agent, n, index, request, verdicts[index])
-        if result is None:
-            awaited = True
-        else:
-            results.append(result)
-    return None if awaited else results
+        decision = decide_call(journal.fold, agent, n, index, request, verdicts[index])
+        if not isinstance(decision, Answered):
+            raise AwaitDecisions
+        results.append(decision.completed)
+    return results
+
+
+async def _in_parallel(
+    journal: Journal, agent: Agent, n: int, reply: Reply, verdicts: Sequence[Verdict]
+) -> bool:
+    """Make the calls of the reply at once where they all are simply to be executed, and are reads,
+    or the agent says so of its writes (R35). False: one by one, which is always right."""
+    jobs: list[Job] = []
+    for index, request in enumerate(reply.calls):
+        match decide_call(journal.fold, agent, n, index, request, verdicts[index]):
+            case Answered():
+                continue
+            case Execute(call, tool) if tool is not None and (
+                not tool.spec.write or agent.parallel_writes
+            ):
+                if call.step in journal.fold.steps and call.unsafe:
+                    return False
+                jobs.append((call, partial(perform_tool, journal, tool), Ways(probe=tool.probe)))
+            case _:
+                return False
+    if len(jobs) < 2:
+        return False
+    await journal.steps(jobs)
+    return True
 
 
 async def _answer_call(
     journal: Journal, agent: Agent, n: int, index: int, request: ToolRequest, verdict: Verdict
-) -> StepCompleted | None:
+) -> None:
+    """Bring one call to its result, or leave it where a decision is awaited."""
     while True:
         decision = decide_call(journal.fold, agent, n, index, request, verdict)
         match decision:
-            case Answered(completed):
-                return completed
-            case AwaitDecision():
-                return None
+            case Answered() | AwaitDecision():
+                return
             case Refuse(step, error):
                 started = journal.fold.steps.get(step)
                 if started is not None:
@@ -192,9 +269,7 @@ async def _answer_call(
                     now = decide_call(fold, agent, n, index, request, verdict)
                     return body if now == refusal else None
 
-                refused = await journal.append(due)
-                if refused is not None:
-                    return refused
+                await journal.append(due)
             case Changed(step, recorded, why):
                 raise ReplayMismatch(
                     f"run {journal.run_id}: {step} may run again, but {why}",
@@ -208,59 +283,16 @@ async def _answer_call(
                 await doubt(journal, start)
                 raise indeterminate(journal, start)
             case Execute(call, tool):
-                return await journal.step(call, lambda start: _perform(journal, tool, start))
+                assert tool is not None or call.step in journal.fold.steps
+                ways = Ways(probe=tool.probe) if tool is not None else NO_WAYS
+                await journal.step(call, partial(_perform, journal, tool), ways)
             case other:
                 assert_never(other)
 
 
-async def _perform(journal: Journal, tool: Tool | None, start: StepStarted) -> StepCompleted:
-    """Call the tool and make the record of its result (R26)."""
+async def _perform(journal: Journal, tool: Any, start: StepStarted) -> StepCompleted:
     assert tool is not None  # decide_call refuses to run a tool that is gone
-    call = ToolCall(
-        run_id=RunId(journal.run_id),
-        step=start.step,
-        name=start.tool,
-        input=start.input,
-        key=start.key,
-    )
-    try:
-        # a read that is past its time may go on in its thread: nobody waits for it
-        keep = journal.abandoned.append if start.replay == "unsafe" else None
-        value = await invoke(tool, start.input, call, keep=keep)
-    except ToolError as error:
-        data = recordable(error.data, f"the data of {start.step}'s ToolError")
-        problem = StepError(type="tool_error", message=_text(error), data=data)
-        return StepCompleted(step=start.step, error=problem)
-    except Exception as error:
-        return _failed(journal, tool, start, error)
-    result = recordable(value, f"the result of {start.step}")
-    return StepCompleted(step=start.step, result=result)
-
-
-def _failed(journal: Journal, tool: Tool, start: StepStarted, error: Exception) -> StepCompleted:
-    """What an exception of a tool's body means: a read's result; for a write, nobody knows."""
-    what = f"run {journal.run_id}: {start.step} raised {type(error).__name__}: {_text(error)}"
-    if start.replay == "unsafe":
-        log.warning("%s; whether it happened is unknown", what)
-        raise IndeterminateError(what, step=start.step, run_id=journal.run_id) from error
-    if isinstance(error, Transient) or tool.spec.write:
-        hint = "nothing of it was recorded; run again to go on from here"
-        raise StepFailed(what, step=start.step, run_id=journal.run_id, hint=hint) from error
-    problem = StepError(type=type(error).__name__[:100], message=_text(error))
-    return StepCompleted(step=start.step, error=problem)
-
-
-async def _complete(journal: Journal, answer: Message) -> None:
-    body = RunCompleted(message=msgspec.to_builtins(answer))
-    await journal.append(lambda fold: None if fold.finished else body)
-
-
-async def fail(journal: Journal, reason: str, detail: str) -> None:
-    """End the run with a recorded reason; not while a write is unknown: a person is asked first."""
-    body = Commit(action="fail", reason=reason, detail=detail)
-    await journal.append(lambda fold: None if fold.finished or fold.unknown() else body)
-    for step in journal.fold.unknown():
-        raise indeterminate(journal, step.last)
+    return await perform_tool(journal, tool, start)
 
 
 def _tool_message(request: ToolRequest, completed: StepCompleted) -> Message:
@@ -283,12 +315,3 @@ def _complaint(reply: Reply) -> str:
     if reply.finish == "length":
         return "Your reply was cut off at the length limit. Answer again, shorter."
     return "Your reply was empty. Answer with text or call a tool."
-
-
-def _text(error: Exception) -> str:
-    """An exception's text, bounded and storable: half surrogates are replaced."""
-    try:
-        text = str(error)
-    except Exception:  # the text is the tool's own code too
-        text = "(an exception without a text)"
-    return text[:_TEXT_MAX].encode("utf-8", "replace").decode()

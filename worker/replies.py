@@ -8,6 +8,7 @@ arguments would not produce covers nothing (R32).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from copy import deepcopy
 from typing import TypeAlias
 
@@ -30,7 +31,7 @@ from journal.steps import Call, Run, decide_step, make_call
 from journal.values import call_digest, marker_digest
 
 from .agent import Agent
-from .gate import Allow, Deny, NeedsApproval, check_decision
+from .gate import Allow, Deny, GateDecision, NeedsApproval, check_decision
 from .tools import BadArguments, Tool
 
 TOO_MANY = "too_many_calls"
@@ -83,8 +84,11 @@ class AwaitDecision(Struct, frozen=True):
 CallDecision: TypeAlias = Answered | Refuse | Execute | Changed | Doubt | AwaitDecision
 
 
-def judge_reply(agent: Agent, run_id: str, n: int, reply: Reply) -> tuple[Verdict, ...]:
-    """The verdict on each call of reply `n`, to be recorded with it."""
+def judge_reply(
+    agent: Agent, run_id: str, n: int, reply: Reply, interrupted: Set[str] = frozenset()
+) -> tuple[Verdict, ...]:
+    """The verdict on each call of reply `n`, to be recorded with it. `interrupted`: digests of
+    calls that were cut off; the same again is held for approval (R27)."""
     shared_ids = {id for id, count in Counter(c.id for c in reply.calls).items() if count > 1}
     verdicts: list[Verdict] = []
     for index, request in enumerate(reply.calls):
@@ -97,11 +101,17 @@ def judge_reply(agent: Agent, run_id: str, n: int, reply: Reply) -> tuple[Verdic
             verdicts.append(VerdictDeny(type="bad_reply", reason=reason))
         else:
             step = call_step(n, index, request.name)
-            verdicts.append(judge_call(agent, run_id, step, request)[0])
+            verdicts.append(judge_call(agent, run_id, step, request, interrupted)[0])
     return tuple(verdicts)
 
 
-def judge_call(agent: Agent, run_id: str, step: str, request: ToolRequest) -> tuple[Verdict, JSON]:
+def judge_call(
+    agent: Agent,
+    run_id: str,
+    step: str,
+    request: ToolRequest,
+    interrupted: Set[str] = frozenset(),
+) -> tuple[Verdict, JSON]:
     """The verdict on one well-placed call, and its parsed arguments (None where denied)."""
     tool = agent.tools.get(request.name)
     if tool is None:  # near names are not mapped (R36)
@@ -114,6 +124,8 @@ def judge_call(agent: Agent, run_id: str, step: str, request: ToolRequest) -> tu
         return VerdictDeny(type="bad_arguments", reason=str(error)), None
     decision = agent.gate.decide(tool.spec, deepcopy(arguments))  # what was shown is what runs
     check_decision(decision, f"the gate's decision on {request.name}")
+    if call_digest(request.name, arguments) in interrupted:
+        decision = _held(decision)
     match decision:
         case Allow():
             return VerdictAllow(), arguments
@@ -125,6 +137,18 @@ def judge_call(agent: Agent, run_id: str, step: str, request: ToolRequest) -> tu
             )
             marker = ids.marker(ids.RunId(run_id), step, _ATTEMPT, digest)
             return VerdictAsk(marker=marker, text=text), arguments
+
+
+def _held(decision: GateDecision) -> GateDecision:
+    """What the gate says of a call that was interrupted before: a person is asked (R27)."""
+    again = "the same call was interrupted before and may have taken effect"
+    match decision:
+        case Allow():
+            return NeedsApproval(again)
+        case NeedsApproval(text):
+            return NeedsApproval(f"{text}; {again}")
+        case Deny():
+            return decision
 
 
 def decide_call(
@@ -148,12 +172,12 @@ def decide_call(
             if answer is None:
                 return AwaitDecision(marker)
             if answer.name == "reject":
-                reason = answer.payload.get("reason") or "no reason given"
+                reason = answer.reason or "no reason given"
                 return Refuse(step, StepError(type="rejected", message=reason))
             permit = answer.n
         case VerdictAllow():
             pass
-    today, arguments = judge_call(agent, run_id, step, request)
+    today, arguments = judge_call(agent, run_id, step, request, fold.interrupted)
     if (refusal := _refusal(verdict, today)) is not None:
         return Refuse(step, refusal)
     tool = agent.tools[request.name]
@@ -183,7 +207,7 @@ def _resume(
     assert fold.started is not None
     call = _call(agent, step, last.tool, last.input, last.permit)
     if isinstance(run := decide_step(fold, call, earlier_over=True), Run):
-        today, _ = judge_call(agent, fold.started.run, step, request)
+        today, _ = judge_call(agent, fold.started.run, step, request, fold.interrupted)
         refusal = _refusal(verdict, today)
         if refusal is not None and run.unsafe and refusal.type != "denied":
             return Changed(step, last.tool, refusal.message)
@@ -204,4 +228,5 @@ def _call(agent: Agent, step: str, tool_name: str, arguments: JSON, permit: int)
         unsafe=agent.is_unsafe(tool_name),
         permit=permit,
         timeout_s=tool.timeout_s if tool else limits.TOOL_TIMEOUT_S,
+        policy=tool.on_unknown if tool else "reconcile",
     )

@@ -9,27 +9,21 @@ from typing import cast
 import msgspec
 
 from journal import ids
-from journal.doors import start_in, start_value
-from journal.errors import (
-    IndeterminateError,
-    InputMismatch,
-    NotEncodable,
-    RunNotFound,
-    TooLarge,
-)
-from journal.fold import Fold
+from journal.doors import start_in, start_value, started_body
+from journal.errors import InputMismatch, NotEncodable, RunNotFound
 from journal.handle import Journal
 from journal.limits import ACK_WAIT_MAX_S, ACK_WAIT_MIN_S, ACK_WAIT_S
 from journal.log import Log
 from journal.messages import JSON, Message
-from journal.records import Park
-from journal.stepping import RetryLater
+from journal.owed import pay
 from journal.store import Store
+from journal.unknown import RetryLater
 from journal.values import normalise
 from journal.views import Outcome, Waiting, WaitingOn, outcome
+from journal.waits import instant_text
 
 from .agent import Agent
-from .loop import drive, fail
+from .turns import carry_on, utc_now
 
 
 async def run(
@@ -58,7 +52,7 @@ async def run(
     value = None if input is None else start_value(agent.name, _plain(input))
     log = await Log.read(store, run)
     if value is not None:
-        await start_in(log, agent.name, agent.revision, value)
+        await start_in(log, started_body(run, agent.name, value, revision=agent.revision))
     _check(log, agent)
     ended = outcome(log.fold) if log.fold.finished else None
     if ended is not None:
@@ -74,10 +68,27 @@ async def run(
             known=log,
         )
         async with journal:
-            stopped = await _carry_on(journal, agent)
+            stopped = await _carried(journal, agent)
+            await pay(journal)
         if stopped is not None:
             return stopped
         log = journal  # a signal ended the wait as it began: take the run up again
+
+
+async def _carried(journal: Journal, agent: Agent) -> Outcome | None:
+    """Carry the run as far as it goes; None where by then more is to do, under a new claim."""
+    now = instant_text(utc_now())
+    if not journal.fold.finished and journal.fold.runnable(now):
+        try:
+            await carry_on(journal, agent, attended=True)
+        except RetryLater as later:
+            return Waiting((_later(later),))
+    elif journal.claim and not journal.fold.finished:  # adopted from a holder that is gone
+        await carry_on(journal, agent, attended=True)
+    fold = journal.fold
+    if not fold.finished and fold.runnable(instant_text(utc_now())):
+        return None
+    return outcome(fold)
 
 
 def _plain(input: JSON | Sequence[Message]) -> JSON:
@@ -116,28 +127,6 @@ def _check(log: Log, agent: Agent) -> None:
         )
 
 
-async def _carry_on(journal: Journal, agent: Agent) -> Outcome | None:
-    """Drive the run as far as it goes; None where by then more is to do, under a new claim."""
-    if (stopped := _stopped(journal)) is not None:
-        return stopped
-    try:
-        await drive(journal, agent)
-    except IndeterminateError:
-        pass  # the fold says so too: the park, or the step table's doubt, is in the journal
-    except (NotEncodable, TooLarge) as error:
-        await fail(journal, "not_recordable", f"{error.message}"[:4000])
-    except RetryLater as later:
-        return Waiting((_later(later),))
-    await _park(journal)
-    return _stopped(journal)
-
-
-def _stopped(journal: Journal) -> Outcome | None:
-    """The outcome, where a holder has nothing to do. A claim that still stands hides no outcome."""
-    fold = journal.fold
-    return None if not fold.finished and fold.runnable() else outcome(fold)
-
-
 def _later(later: RetryLater) -> WaitingOn:
     return WaitingOn(
         what="timer",
@@ -145,16 +134,3 @@ def _later(later: RetryLater) -> WaitingOn:
         until=datetime.fromisoformat(later.until) if later.until else None,
         ended_by=f"the end, at the latest the deadline, of the earlier call of {later.step}",
     )
-
-
-async def _park(journal: Journal) -> None:
-    """Leave the run waiting, unless something that ends the wait has come: both are records that
-    compete for the next sequence (R61)."""
-    await journal.refresh()
-
-    def due(fold: Fold) -> Park | None:
-        if fold.finished or fold.runnable() or fold.claim is None:
-            return None
-        return Park(why="reconcile" if fold.unknown() else "approval")
-
-    await journal.append(due)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Final, cast, get_args, get_type_hints, overload
+from typing import Any, Final, TypeAlias, cast, get_args, get_type_hints, overload
 
 import msgspec
 from msgspec import Struct
@@ -15,6 +15,8 @@ from msgspec import Struct
 from journal import ids, limits, values
 from journal.errors import NotEncodable
 from journal.messages import JSON, ToolSpec
+from journal.records import Policy
+from journal.steps import Probe
 
 # The root is cut out of the schema, so the name is never seen; it must only meet no user's type.
 _ROOT = "_arguments_"
@@ -31,6 +33,15 @@ SAFE: Final = Replay.SAFE
 UNSAFE: Final = Replay.UNSAFE
 
 
+OnUnknown: TypeAlias = Policy
+"""What becomes of a write that was cut off (R27): `reconcile` asks a person; `interrupt` tells the
+model it may have happened; `probe` asks the outside system."""
+
+
+async def _unrecorded(output: JSON) -> None:
+    """Progress of a call that no journal stands behind: a unit test's."""
+
+
 class ToolCall(Struct, frozen=True, kw_only=True):
     """The call a tool is executing, for a parameter annotated `ToolCall`; the model can't set it.
 
@@ -42,6 +53,12 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     name: str
     input: JSON
     key: str
+    report: Callable[[JSON], Awaitable[None]] = _unrecorded
+
+    async def progress(self, output: JSON) -> None:
+        """Record the partial output so far: what a person or the model is shown should the call be
+        cut off (R27). For async tools. Raises NotEncodable, TooLarge, Fenced."""
+        await self.report(output)
 
 
 class BadArguments(ValueError):
@@ -60,6 +77,8 @@ class Tool:
     approval: bool
     timeout_s: float
     revision: str
+    on_unknown: OnUnknown
+    probe: Probe | None
     fn: Callable[..., Any] = field(repr=False)
     shape: type[Struct] = field(repr=False)
     call_parameter: str | None = None  # the one that gets the ToolCall
@@ -118,7 +137,7 @@ def read(
     revision: str = "1",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Declare a function that changes nothing as a tool: it needs no approval and may run twice."""
-    declare = partial(_declare, name, timeout_s, revision, False, SAFE, False)
+    declare = partial(_declare, name, timeout_s, revision, False, SAFE, False, "reconcile", None)
     return declare if fn is None else declare(fn)
 
 
@@ -131,6 +150,8 @@ def write(
     timeout_s: float | None = None,
     approval: bool = True,
     replay: Replay = UNSAFE,
+    on_unknown: OnUnknown = "reconcile",
+    probe: Probe | None = None,
     revision: str = "1",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def write(
@@ -141,12 +162,19 @@ def write(
     timeout_s: float | None = None,
     approval: bool = True,
     replay: Replay = UNSAFE,
+    on_unknown: OnUnknown = "reconcile",
+    probe: Probe | None = None,
     revision: str = "1",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Declare a function that changes something as a tool: by default never repeated on its own
     and called only once a person approved. `replay=SAFE` promises that it dedupes on its key.
+
+    `on_unknown` says what becomes of a call that was cut off (R27); `probe(key)`, async, answers
+    `Happened(result)`, `DidNotHappen()` or `CannotTell(detail)`.
     """
-    declare = partial(_declare, name, timeout_s, revision, True, replay, approval)
+    declare = partial(
+        _declare, name, timeout_s, revision, True, replay, approval, on_unknown, probe
+    )
     return declare if fn is None else declare(fn)
 
 
@@ -157,9 +185,12 @@ def _declare(
     write: bool,
     replay: Replay,
     approval: bool,
+    on_unknown: OnUnknown,
+    probe: Probe | None,
     fn: Callable[..., Any],
 ) -> Tool:
     label = _checked_function(fn)
+    _check_policy(label, on_unknown, probe, replay)
     # Unchecked, replay="safe" or approval="no" would silently mean the opposite.
     _check_type(label, "revision", revision, str)
     _check_type(label, "approval", approval, bool)
@@ -180,10 +211,25 @@ def _declare(
         approval=approval,
         timeout_s=float(timeout_s),
         revision=values.digest(revision, name, values.canonical(schema), replay.value),
+        on_unknown=on_unknown,
+        probe=probe,
         fn=fn,
         shape=shape,
         call_parameter=call_parameter,
     )
+
+
+def _check_policy(label: str, policy: str, probe: Probe | None, replay: Replay) -> None:
+    if policy not in ("reconcile", "interrupt", "probe"):
+        raise ValueError(
+            f"tool {label}: on_unknown is reconcile, interrupt or probe, not {policy!r}"
+        )
+    if (policy == "probe") != (probe is not None):
+        raise ValueError(f"tool {label}: on_unknown='probe' and probe=… go together")
+    if probe is not None and not inspect.iscoroutinefunction(probe):
+        raise TypeError(f"tool {label}: its probe is not an async function")
+    if policy != "reconcile" and replay is SAFE:
+        raise ValueError(f"tool {label}: a write that is SAFE is never unknown")
 
 
 def _checked_function(fn: object) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,6 +72,23 @@ class FileStore:
 
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
         return await self._in_thread(self._load, run_id, after)
+
+    async def resume(self, run_id: RunId) -> Loaded:
+        return await self.load(run_id)
+
+    async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
+        """Nobody waits for work here: a run goes on when it is run."""
+
+    async def wake_at(
+        self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
+    ) -> None:
+        """As wake."""
+
+    async def notify(self, run_id: RunId, payload: bytes) -> None:
+        """As wake."""
+
+    async def preview(self, run_id: RunId, text: str) -> None:
+        """Nobody follows here."""
 
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         if len(entry.raw) > RECORD_BYTES_MAX:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,30 +20,34 @@ from ..ids import namespace as check_namespace
 from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
 from ..store import AppendAnswer, Held, Loaded, Unknown
 from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError, read_ack
+from .jetstream_hints import Hints
+from .jetstream_listing import Listing
 from .jetstream_read import (
+    COMMIT,
     EXPECTED,
     RUN_STATUS,
+    SELF,
     Patience,
     Reader,
     api_answer,
     place,
     raise_if_gone,
 )
+from .jetstream_streams import SHARDS, stream_name
 from .nats_connection import Connection
 from .nats_waiting import NoReply, Reply
 from .safety import Safety, assess
+from .tasks import TaskQueue
 
 log = logging.getLogger("runfold")
 
 RECORD_TYPE = "Runfold-Type"
-SHARDS = "runfold.shards"
-
 # What nats-py 2.16.0 writes around headers: `NATS/1.0`, CR LF, `name: value` CR LF each, CR LF.
 _HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
 _HEADER_LINE_BYTES = len(b": \r\n")
 
 _HEADERS_BYTES_MAX = 4096
-"""More than our three headers can have: what stays this far below the limit isn't counted."""
+"""More than our four headers can have: what stays this far below the limit isn't counted."""
 
 
 class _Info(Struct, frozen=True):
@@ -72,11 +77,6 @@ _decode_held = msgspec.json.Decoder(_HeldAnswer).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def stream_name(namespace: str) -> str:
-    """The journal stream of a namespace (P = 1)."""
-    return f"{namespace.upper()}_JOURNAL_0"
-
-
 class JetStreamStore:
     """`async with JetStreamStore(url) as store:`; `url` may name several servers, with commas.
 
@@ -92,6 +92,9 @@ class JetStreamStore:
         self.safety: Safety | None = None
         self._connection = Connection(url, namespace=namespace, creds=creds)
         self._reader = Reader(self._connection, self._stream)
+        self._listing = Listing(self._connection, self._stream, self._subject_prefix)
+        self._hints = Hints(self._connection, namespace)
+        self._tasks = TaskQueue(self._connection, namespace)
 
     async def __aenter__(self) -> Self:
         await self._connection.open()
@@ -171,12 +174,19 @@ class JetStreamStore:
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
         return await self._reader.load(self._subject(run_id), run_id, after)
 
+    async def resume(self, run_id: RunId) -> Loaded:
+        """With a restart point: the first record, then everything from that commit on, so that
+        between the first two entries ordinals and hashes have a gap. Else as `load`."""
+        return await self._reader.resume(self._subject(run_id), run_id)
+
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         # Fresh each time, and no Nats-Msg-Id: it proves nothing (PROTOCOL 3). The name of EXPECTED
         # in lower case, or an empty value, would be no check at all (nats-server 2.15.1).
         headers = {EXPECTED: str(expected), RECORD_TYPE: entry.type}
         if entry.status is not None:
             headers[RUN_STATUS] = entry.status
+        if entry.commit:
+            headers[COMMIT] = str(entry.commit) if entry.commit > 0 else SELF
         self._check_size(run_id, entry.raw, headers)
         reply = await self._connection.request(
             self._subject(run_id), entry.raw, headers, timeout_s=APPEND_TRY_S
@@ -203,9 +213,17 @@ class JetStreamStore:
             )
 
     async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
-        for run_id in await self._reader.runs(f"{self._subject_prefix}>"):
+        for run_id in await self._listing.runs():
             if after is None or run_id > after:
                 yield run_id
+
+    async def heads(
+        self, *, status: frozenset[str] | None = None
+    ) -> AsyncIterator[tuple[RunId, str | None]]:
+        """Runs in the order of their ids, with the status word of their last record; None where it
+        has none (`load` then tells). `status`: only those, and those without a word."""
+        async for head in self._listing.heads(status):
+            yield head
 
     async def trim(self, run_id: RunId, *, before: int) -> None:
         # nats-server 2.15.1: a purge with `seq` keeps the message at that sequence.
@@ -232,6 +250,53 @@ class JetStreamStore:
 
     def _subject(self, run_id: RunId) -> str:
         return self._subject_prefix + subject_token(run_id)
+
+    # ---- waking and telling -----------------------------------------------------------------
+
+    @property
+    def tasks(self) -> TaskQueue:
+        return self._tasks
+
+    async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
+        await self._tasks.publish(run_id, agent, cause=cause, priority=priority)
+
+    async def wake_at(
+        self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
+    ) -> None:
+        await self._tasks.schedule(run_id, agent, at=at, cause=cause, priority=priority)
+
+    async def preview(self, run_id: RunId, text: str) -> None:
+        """A piece of what the model says, for whoever watches now; cut at 64 KiB."""
+        await self._hints.preview(run_id, text)
+
+    def previews(
+        self, run_id: RunId, handle: Callable[[str], None]
+    ) -> AbstractAsyncContextManager[None]:
+        """Hear them."""
+        return self._hints.previews(run_id, handle)
+
+    async def notify(self, run_id: RunId, payload: bytes) -> None:
+        """Tell whoever holds the run that something happened to it. Only to be faster."""
+        await self._hints.notify(run_id, payload)
+
+    def notices(self, handle: Callable[[RunId, bytes], None]) -> AbstractAsyncContextManager[None]:
+        """Hear that of all runs. `handle` must not raise, nor block."""
+        return self._hints.notices(handle)
+
+    def appended(
+        self, run_id: RunId, handle: Callable[[], None]
+    ) -> AbstractAsyncContextManager[None]:
+        """Hear of appends at once: no more than a hint to load, also for one that was refused."""
+        return self._connection.listening(self._subject(run_id), lambda _: handle())
+
+    def reporting(self, report: Callable[[], bytes]) -> AbstractAsyncContextManager[None]:
+        """Answer `ask_workers` while inside."""
+        return self._hints.reporting(report)
+
+    async def ask_workers(self, wait_s: float) -> list[bytes]:
+        """The reports of all workers that answer within `wait_s`, which it always waits if one
+        does."""
+        return await self._hints.ask_workers(wait_s)
 
     # ---- holders ----------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from ..codec import Damage, Entry, decode
-from ..errors import InvalidId, JournalDamaged, StoreUnavailable
-from ..ids import RunId, from_subject_token
+from ..errors import JournalDamaged, StoreUnavailable
+from ..ids import RunId
 from ..limits import (
     READ_BATCH,
     READ_BATCH_BYTES,
@@ -34,6 +34,10 @@ Answer = TypeVar("Answer")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 RUN_STATUS = "Runfold-Status"
+COMMIT = "Runfold-Commit"
+SELF = "self"
+"""In place of a sequence: this record is the commit to restart at."""
+
 _STATUSES = frozenset(get_args(Status))
 
 
@@ -48,24 +52,15 @@ class _MessageAnswer(Struct, frozen=True):
     error: ApiError | None = None
 
 
-class _State(Struct, frozen=True):
-    subjects: dict[str, int] = {}
+class Stored(Struct, frozen=True):
+    """A message in the stream."""
 
-
-class _Page(Struct, frozen=True):
-    total: int = 0
-    state: _State = _State()
-    error: ApiError | None = None
-
-
-class _Stored(Struct, frozen=True):
     seq: int
     data: bytes
     headers: Mapping[str, str]
 
 
 _message = msgspec.json.Decoder(_MessageAnswer)
-_page = msgspec.json.Decoder(_Page)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -99,7 +94,6 @@ class Reader:
         self._stream = stream
         self._get = f"$JS.API.STREAM.MSG.GET.{stream}"
         self._direct_get = f"$JS.API.DIRECT.GET.{stream}"
-        self._info = f"$JS.API.STREAM.INFO.{stream}"
 
     # ---- one journal ------------------------------------------------------------------------
 
@@ -117,6 +111,34 @@ class Reader:
             if again or not _trimmed_meanwhile(entries):
                 return Loaded(entries, tail)
             again = True  # what is still missing then was missing before
+
+    async def resume(self, subject: str, run_id: RunId) -> Loaded:
+        """The first record and everything from the restart point that the last one names; all of
+        it where it names none, or one that is not there."""
+        patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
+        last = await self.last(subject, patience)
+        point = 0 if last is None else _commit(last.headers)
+        if last is not None and point < 0:
+            point = last.seq
+        if last is not None and 0 < point <= last.seq:
+            rest = await self.load(subject, run_id, point - 1)
+            first = await self._patiently({"seq": 1, "next_by_subj": subject}, patience)
+            if first is not None and rest.entries and rest.entries[0].position == point:
+                (entry,) = self._entries([first], subject, run_id)
+                if first.seq == point:
+                    return rest
+                if first.seq < point and entry.record.n == 1:
+                    return Loaded((entry, *rest.entries), rest.tail)
+        return await self.load(subject, run_id, 0)
+
+    async def last(self, subject: str, patience: Patience) -> Stored | None:
+        """The leader's last message on the subject."""
+        return await self._patiently({"last_by_subj": subject}, patience)
+
+    async def _patiently(self, request: dict[str, str | int], patience: Patience) -> Stored | None:
+        while isinstance(found := await self._from_leader(request), str):
+            await patience.pause(found)
+        return found
 
     async def _tail(self, subject: str, after: int, patience: Patience) -> int:
         """The last sequence, at least `after`. nats-server 2.15.1: a leader that was paused and
@@ -137,9 +159,9 @@ class Reader:
 
     async def _between(
         self, subject: str, after: int, tail: int, patience: Patience
-    ) -> list[_Stored] | None:
+    ) -> list[Stored] | None:
         """The messages in (after, tail], complete; None if `tail` is no longer there."""
-        found: list[_Stored] = []
+        found: list[Stored] = []
         last = after
         while last < tail:
             more = await self._batch(subject, last, tail)
@@ -160,13 +182,13 @@ class Reader:
             found += more
         return found
 
-    async def _batch(self, subject: str, last: int, tail: int) -> list[_Stored]:
+    async def _batch(self, subject: str, last: int, tail: int) -> list[Stored]:
         """Messages that follow `last` without a gap, none beyond `tail`; maybe none at all.
 
         nats-server 2.15.1 puts into each answer the sequence of the one before it in the batch
         (0 in the first) and ends with a status: 204, or 404 where nothing follows.
         """
-        found: list[_Stored] = []
+        found: list[Stored] = []
 
         def take(reply: Reply) -> bool:
             headers = reply.headers
@@ -175,7 +197,7 @@ class Reader:
             before = headers.get("Nats-Last-Sequence")
             if not last < seq <= tail or before != str(found[-1].seq if found else 0):
                 return True
-            found.append(_Stored(seq, reply.data, headers))
+            found.append(Stored(seq, reply.data, headers))
             return seq == tail  # not needed for safety: the status ends it too
 
         request = {
@@ -187,7 +209,7 @@ class Reader:
         await self._connection.collect(self._direct_get, _encode(request), take, idle_s=READ_TRY_S)
         return found
 
-    async def _from_leader(self, request: dict[str, str | int]) -> _Stored | str | None:
+    async def _from_leader(self, request: dict[str, str | int]) -> Stored | str | None:
         """A message; None: there is none; or why there is no answer."""
         reply = await self._connection.request(self._get, _encode(request), timeout_s=READ_TRY_S)
         if isinstance(reply, NoReply):
@@ -195,14 +217,14 @@ class Reader:
         answer = api_answer(_message, reply)
         if answer.message is not None:
             message = answer.message
-            return _Stored(message.seq, message.data, _headers(message.hdrs))
+            return Stored(message.seq, message.data, _headers(message.hdrs))
         error = answer.error or ApiError()
         if error.err_code == MESSAGE_NOT_FOUND:
             return None
         raise_if_gone(error, self._stream)
         return str(error)
 
-    def _entries(self, stored: list[_Stored], subject: str, run_id: RunId) -> tuple[Entry, ...]:
+    def _entries(self, stored: list[Stored], subject: str, run_id: RunId) -> tuple[Entry, ...]:
         entries: list[Entry] = []
         try:
             entries.extend(self._entry(found, subject, run_id) for found in stored)
@@ -211,7 +233,7 @@ class Reader:
             raise
         return tuple(entries)
 
-    def _entry(self, stored: _Stored, subject: str, run_id: RunId) -> Entry:
+    def _entry(self, stored: Stored, subject: str, run_id: RunId) -> Entry:
         where = place(self._stream, subject, stored.seq)
         status = stored.headers.get(RUN_STATUS)
         try:
@@ -224,41 +246,12 @@ class Reader:
                 stored.data,
                 status=cast("Status", status) if status in _STATUSES else None,
                 position=stored.seq,
+                commit=_commit(stored.headers),
             )
         except Damage as damage:
             raise JournalDamaged(
                 f"run {run_id}: {damage} ({where})", where=where, run_id=run_id
             ) from damage
-
-    # ---- all journals -----------------------------------------------------------------------
-
-    async def runs(self, subjects: str) -> list[RunId]:
-        """Every run with a message, in order of its text. Ids sort unlike their subjects (`.` is
-        `~` there), so all pages come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
-        patience = Patience(f"the runs in stream {self._stream} could not be listed")
-        found: set[RunId] = set()
-        offset = 0
-        while True:
-            request = {"subjects_filter": subjects, "offset": offset}
-            reply = await self._connection.request(
-                self._info, _encode(request), timeout_s=READ_BUDGET_S
-            )
-            if isinstance(reply, NoReply):
-                await patience.pause(reply.cause)
-                continue
-            page = api_answer(_page, reply)
-            if page.error is not None:
-                raise_if_gone(page.error, self._stream)
-                await patience.pause(str(page.error))
-                continue
-            patience.renew()
-            for subject in page.state.subjects:
-                run_id = _run_of(subject)
-                if run_id is not None:
-                    found.add(run_id)
-            offset += len(page.state.subjects)
-            if not page.state.subjects or offset >= page.total:
-                return sorted(found)
 
 
 def _trimmed_meanwhile(entries: tuple[Entry, ...]) -> bool:
@@ -294,12 +287,12 @@ def raise_if_gone(error: ApiError, stream: str) -> None:
         raise StoreUnavailable(f"stream {stream} refuses to be read: {error}")
 
 
-def _run_of(subject: str) -> RunId | None:
-    """None for a subject that no run has: a stray message is no run's journal."""
-    try:
-        return from_subject_token(subject.rpartition(".")[2])
-    except InvalidId:
-        return None
+def _commit(headers: Mapping[str, str]) -> int:
+    """As Entry.commit has it. What is no number names no restart point."""
+    value = headers.get(COMMIT, "")
+    if value == SELF:
+        return -1
+    return int(value) if value.isascii() and value.isdecimal() else 0
 
 
 def _headers(raw: bytes) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 from ..claims import Answer
 from ..codec import Damage, Entry, decode
@@ -38,6 +39,23 @@ class MemoryStore:
                     f"run {run_id}: {damage}", where=self.where(run_id, index, None), run_id=run_id
                 ) from damage
         return Loaded(tuple(entries), _tail(journal))
+
+    async def resume(self, run_id: RunId) -> Loaded:
+        return await self.load(run_id)
+
+    async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
+        """Nobody waits for work here: a run goes on when it is run."""
+
+    async def wake_at(
+        self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
+    ) -> None:
+        """As wake."""
+
+    async def notify(self, run_id: RunId, payload: bytes) -> None:
+        """As wake."""
+
+    async def preview(self, run_id: RunId, text: str) -> None:
+        """Nobody follows here."""
 
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         if len(entry.raw) > RECORD_BYTES_MAX:

@@ -11,27 +11,31 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any
 
 import nats.errors
 from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
-from ..errors import PermissionDenied, RunfoldError, StoreUnavailable
-from ..limits import CONNECT_BUDGET_S, CONNECT_TRY_S, PING_INTERVAL_S, RECONNECT_WAIT_S
+from ..errors import StoreUnavailable
+from ..limits import (
+    CONNECT_BUDGET_S,
+    CONNECT_TRY_S,
+    PING_INTERVAL_S,
+    READ_BUDGET_S,
+    READ_TRY_S,
+    RECONNECT_WAIT_S,
+)
 from .nats_address import check_url, read_creds, without_password
 from .nats_client import Client
-from .nats_waiting import STATUS, Denied, NoReply, Reply, Take, Waiting
+from .nats_errors import Refused, cannot_connect, closed, denied, denied_subject
+from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Take, Waiting
 
 # A library's handler that keeps logging's last resort from printing nats-py's tracebacks to
 # stderr; what they say reaches the waiting call.
 logging.getLogger("nats").addHandler(logging.NullHandler())
-
-# nats-py lower-cases the server's text, subject included, before error_cb sees it (2.16.0).
-_DENIED = re.compile(r'permissions violation for (?:publish|subscription)[^"]* "([^"]+)"')
 
 
 class Connection:
@@ -49,6 +53,7 @@ class Connection:
         self._nc: Any = Client()  # partially typed; what it gives is annotated here
         self._open = False
         self._opening = False
+        self._gone: asyncio.Event = asyncio.Event()
         self._refusals = 0
         self._up = asyncio.Event()
         self._tokens = itertools.count()
@@ -79,6 +84,7 @@ class Connection:
         if self._open:
             raise RuntimeError("this store is open already")
         self._nc = Client()  # one that was closed can't be used again
+        self._gone = asyncio.Event()
         self._refusals = 0
         for url in self._urls:
             check_url(url)
@@ -91,7 +97,7 @@ class Connection:
             self._opening = False
             await self.close()
             if isinstance(error, (OSError, nats.errors.Error)):  # TimeoutError is an OSError
-                raise self._cannot_connect(error) from error
+                raise cannot_connect(self._shown, error) from error
             raise
 
     async def _connect(self, credentials: RawCredentials | None) -> None:
@@ -114,30 +120,16 @@ class Connection:
             pending_size=-1,  # else what is published while disconnected lands after a reconnect
         )
         self._inbox = self._nc.new_inbox() + "."
-        subscription = await self._nc.subscribe(f"{self._inbox}*")
-        self._nc.answers = (subscription._id, self._on_answer)
+        await self._nc.listen(f"{self._inbox}*", self._on_answer)
         self._opening = False
         self._open = True
         self._up.set()
-
-    def _cannot_connect(self, error: BaseException) -> RunfoldError:
-        text = str(error) or type(error).__name__
-        if "authorization violation" in text.lower():
-            return PermissionDenied(
-                f"the NATS server at {self._shown} refuses these credentials",
-                subject=self._shown,
-                hint="give the user in the URL, or a credentials file",
-            )
-        return StoreUnavailable(
-            f"cannot connect to NATS at {self._shown}: {text}",
-            hint="is the server running, and the address right?",
-        )
 
     async def close(self) -> None:
         """Idempotent. What still waits gets NoReply."""
         self._open = False
         await self._nc.close()
-        self._end_all(NoReply("the connection was closed"))
+        self._end_all(NoReply("the connection was closed", lost=True))
 
     # ---- asking -----------------------------------------------------------------------------
 
@@ -170,11 +162,11 @@ class Connection:
     ) -> Reply | NoReply:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        if not self._nc.is_connected and not await self._connected_within(timeout_s):
-            return NoReply(f"not connected to {self._shown}")
+        if not self._nc.is_connected and not await self.connected_within(timeout_s):
+            return NoReply(f"not connected to {self._shown}", lost=True)
         left_s = timeout_s - (loop.time() - started)
         if self._inbox_denied:  # no answer could come
-            raise _denied(self._inbox)
+            raise denied(self._inbox)
         waiting = Waiting(subject, take, first_s=left_s, idle_s=timeout_s)
         token = f"{next(self._tokens):x}"
         self._waiting[token] = waiting
@@ -184,15 +176,15 @@ class Connection:
         except nats.errors.ConnectionClosedError as error:
             raise self._closed() from error
         except nats.errors.OutboundBufferLimitError:  # lost since the check above
-            return NoReply(f"not connected to {self._shown}")
+            return NoReply(f"not connected to {self._shown}", lost=True)
         finally:
             waiting.close()
             del self._waiting[token]
         if isinstance(outcome, Denied):
-            raise _denied(outcome.subject)
+            raise denied(outcome.subject)
         return outcome
 
-    async def _connected_within(self, timeout_s: float) -> bool:
+    async def connected_within(self, timeout_s: float) -> bool:
         if self._nc.is_closed or not self._open:
             raise self._closed()
         with contextlib.suppress(TimeoutError):
@@ -204,19 +196,102 @@ class Connection:
         return connected
 
     def _closed(self) -> StoreUnavailable:
-        error: Exception | None = self._nc.last_error
-        why = f" ({error})" if error else ""
-        return StoreUnavailable(
-            f"the connection to {self._shown} is closed{why}", hint="open the store again"
-        )
+        return closed(self._shown, self._nc.last_error)
+
+    # ---- telling and listening --------------------------------------------------------------
+
+    async def publish(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        """Fire and forget: dropped while there is no connection. Raises StoreUnavailable once
+        closed for good."""
+        if self._nc.is_closed or not self._open:
+            raise self._closed()
+        try:
+            await self._nc.publish(subject, payload, "", headers)
+        except nats.errors.ConnectionClosedError as error:
+            raise self._closed() from error
+        except nats.errors.OutboundBufferLimitError:
+            pass
+
+    def send(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        """Like `publish`, from where nothing can be awaited; False: it was dropped."""
+        return bool(self._nc.send(subject, payload, reply))
+
+    def new_inbox(self) -> str:
+        """A subject of this role's own, for answers that a subscription of its own takes."""
+        return str(self._nc.new_inbox())
+
+    @contextlib.contextmanager
+    def waiting(
+        self, subject: str, take: Take, *, first_s: float, idle_s: float
+    ) -> Generator[Waiting, None, None]:
+        """Something that waits for the caller's own subscription, and ends as well when the
+        connection is lost, or `subject`, which it is about to publish on, is denied."""
+        waiting = Waiting(subject, take, first_s=first_s, idle_s=idle_s)
+        token = f"{next(self._tokens):x}"
+        self._waiting[token] = waiting
+        try:
+            yield waiting
+        finally:
+            waiting.close()
+            del self._waiting[token]
+
+    @contextlib.asynccontextmanager
+    async def listening(
+        self, subject: str, handle: Callable[[Incoming], None]
+    ) -> AsyncGenerator[None, None]:
+        """Messages on the subject go to `handle`, which must not raise, nor block. In force when
+        entered; what was on its way when it is left still comes. Raises PermissionDenied."""
+
+        def take(subject: bytes, reply: bytes, data: bytes, headers: dict[str, str]) -> None:
+            handle(Incoming(subject.decode(), data, headers, reply.decode()))
+
+        self._forgive(subject)
+        try:
+            subscription = await self._nc.listen(subject, take)
+        except nats.errors.ConnectionClosedError as error:
+            raise self._closed() from error
+        try:
+            await self.confirm(subject)
+            yield
+        finally:
+            try:
+                with contextlib.suppress(nats.errors.Error):  # closed: nothing to unsubscribe
+                    await subscription.unsubscribe()
+                    if self._nc.is_connected:
+                        await self._nc.round_trip(RECONNECT_WAIT_S)
+            finally:
+                self._nc.forget(subscription)
+
+    async def confirm(self, subject: str) -> None:
+        """A subscription to the subject, sent before, is in force: the server has read it and
+        denies nothing. Raises PermissionDenied, StoreUnavailable."""
+        deadline = asyncio.get_running_loop().time() + READ_BUDGET_S
+        while True:
+            if await self.connected_within(READ_TRY_S) and await self._nc.round_trip(READ_TRY_S):
+                self.check_denied(subject)
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise StoreUnavailable(f"{self._shown} does not answer a ping")
+
+    @property
+    def closed_for_good(self) -> bool:
+        """nats-py closed, not the owner: only the owner's `close` and `open` mend it."""
+        return self._open and bool(self._nc.is_closed)
+
+    async def wait_closed(self) -> StoreUnavailable:
+        """Until nats-py has closed for good; the reason. Not ended by the owner's `close`: whoever
+        waits is cancelled by the owner."""
+        await self._gone.wait()
+        return self._closed()
 
     @contextlib.asynccontextmanager
     async def subscribed(
         self, subject: str, handle: Callable[[Reply], Awaitable[bytes]]
     ) -> AsyncGenerator[None, None]:
         """Answer each question on the subject with what `handle` returns. It must not raise."""
-        with contextlib.suppress(ValueError):
-            self._denied.remove(subject.lower())  # an old denial: permissions may have changed
+        self._forgive(subject)
 
         async def answer(message: Msg) -> None:
             data = await handle(_reply(message))
@@ -235,7 +310,9 @@ class Connection:
 
     # ---- what nats-py calls -----------------------------------------------------------------
 
-    def _on_answer(self, subject: bytes, data: bytes, headers: dict[str, str]) -> None:
+    def _on_answer(
+        self, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str]
+    ) -> None:
         waiting = self._waiting.get(subject[len(self._inbox) :].decode())
         if waiting is not None:  # else it comes too late
             waiting.answer(Reply(data, headers))
@@ -245,50 +322,45 @@ class Connection:
             # nats-py would go on for ever; what is raised here comes out of its `connect`.
             self._refusals += 1
             if self._refusals >= len(self._urls):
-                raise _Refused(str(error) or type(error).__name__) from error
-        elif found := _DENIED.search(str(error)):
-            self._denied.append(found[1])
-            self._inbox_denied |= found[1].startswith(self._inbox.lower())
+                raise Refused(str(error) or type(error).__name__) from error
+        elif found := denied_subject(error):
+            self._denied.append(found)
+            self._inbox_denied |= found.startswith(self._inbox.lower())
             for waiting in self._waiting.values():
                 if self._inbox_denied:
                     waiting.end(Denied(self._inbox))
-                elif waiting.subject.lower() == found[1]:
+                elif waiting.subject.lower() == found:
                     waiting.end(Denied(waiting.subject))
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
         self._inbox_denied = False  # the next server says it again
         self._nc.forget_unsent()
-        self._end_all(NoReply(f"the connection to {self._shown} was lost"))
+        self._end_all(NoReply(f"the connection to {self._shown} was lost", lost=True))
 
     async def _on_reconnected(self) -> None:
         self._up.set()
 
     async def _on_closed(self) -> None:
         self._up.set()  # who waits for it finds the connection closed
-        self._end_all(NoReply(f"the connection to {self._shown} was closed for good"))
+        self._end_all(NoReply(f"the connection to {self._shown} was closed for good", lost=True))
+        if self._open:  # not the owner's doing
+            self._gone.set()
 
     def _end_all(self, outcome: NoReply) -> None:
         for waiting in self._waiting.values():
             waiting.end(outcome)
 
+    def _forgive(self, subject: str) -> None:
+        """Forget old denials of it: permissions may have changed."""
+        while subject.lower() in self._denied:
+            self._denied.remove(subject.lower())
+
     def check_denied(self, subject: str) -> None:
         """Raises PermissionDenied if the server lately refused a subscription to the subject."""
         if subject.lower() in self._denied:
-            raise _denied(subject)
-
-
-class _Refused(nats.errors.Error):
-    """Raised out of error_cb while opening."""
+            raise denied(subject)
 
 
 def _reply(message: Msg) -> Reply:
     return Reply(message.data, message.headers or {})
-
-
-def _denied(subject: str) -> PermissionDenied:
-    return PermissionDenied(
-        f"the NATS server denies this user {subject}",
-        subject=subject,
-        hint="docs/protocol.md lists the permissions of each role",
-    )

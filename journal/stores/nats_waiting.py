@@ -19,11 +19,22 @@ class Reply(Struct, frozen=True):
     headers: Mapping[str, str]
 
 
+class Incoming(Struct, frozen=True):
+    """A message to a subscription. `reply`: where an answer to it goes, "" if none is wanted."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    reply: str
+
+
 class NoReply(Struct, frozen=True):
-    """No answer. `nobody`: the server said that nobody listens to the subject."""
+    """No answer. `nobody`: the server said that nobody listens to the subject; `lost`: there is no
+    connection, or it was lost while waiting."""
 
     cause: str
     nobody: bool = False
+    lost: bool = False
 
 
 class Denied(Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""Store: makes the journal stream, and inspects what it and its servers promise (R14).
+"""Store: makes the streams of a namespace, and inspects what it and its servers promise (R14).
 
-Workers never make the stream as a side effect: `runfold init` does. A stream that exists is never
+Workers never make a stream as a side effect: `runfold init` does. A stream that exists is never
 changed here; what differs is reported.
 """
 
@@ -17,12 +17,20 @@ from msgspec import Struct
 from ..errors import NotProvisioned, StoreUnavailable
 from ..ids import namespace as check_namespace
 from ..limits import READ_TRY_S
-from .jetstream import SHARDS, stream_name
 from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError
 from .jetstream_read import Patience, api_answer
+from .jetstream_streams import (
+    rejected_config,
+    signals_config,
+    stream_config,
+    stream_name,
+    task_findings,
+    tasks_config,
+    tasks_name,
+)
 from .nats_connection import Connection
 from .nats_waiting import NoReply
-from .safety import Safety, ServerFacts, assess
+from .safety import Safety, ServerFacts, assess, level_of
 
 MONITOR_TRY_S = 5.0
 
@@ -40,13 +48,19 @@ class Difference(Struct, frozen=True):
     found: Any
 
 
-class Provisioned(Struct, frozen=True, kw_only=True):
-    """What `init` did. With differences, nothing."""
+class Made(Struct, frozen=True, kw_only=True):
+    """What `init` did for a stream. With differences, nothing."""
 
     stream: str
     created: bool
     replicas: int
     differences: tuple[Difference, ...] = ()
+
+
+class Provisioned(Made, frozen=True, kw_only=True):
+    """What `init` did: for the journal stream, and for the `others`."""
+
+    others: tuple[Made, ...] = ()
 
 
 class _Info(Struct, frozen=True):
@@ -73,57 +87,46 @@ FORBIDDEN = (
 """Settings that `init` leaves out, and that make a difference where they are set."""
 
 
-def stream_config(namespace: str, replicas: int) -> dict[str, Any]:
-    """The journal stream's settings (PROTOCOL 1): nothing that was acknowledged ever leaves it,
-    except by a purge behind a tombstone."""
-    return {
-        "name": stream_name(namespace),
-        "subjects": [f"{namespace}.journal.0.*"],
-        "storage": "file",
-        "retention": "limits",
-        "discard": "new",
-        "max_msgs": -1,
-        "max_bytes": -1,
-        "max_age": 0,
-        "max_msgs_per_subject": -1,
-        "max_msg_size": -1,
-        "num_replicas": replicas,
-        "deny_delete": True,
-        "deny_purge": False,
-        "allow_direct": True,
-        "allow_atomic": True,
-        "allow_rollup_hdrs": False,
-        "allow_msg_ttl": False,
-        "metadata": {SHARDS: "1", "runfold.hash": "blake2b"},
-    }
-
-
 async def provision(
     url: str, *, namespace: str = "runfold", replicas: int | None = None, creds: str | None = None
 ) -> Provisioned:
-    """Make the journal stream unless it exists. `replicas` None: 3 on a cluster, else 1."""
-    wanted = stream_config(check_namespace(namespace), replicas or 3)
+    """Make the namespace's streams unless they exist. `replicas` None: as many as the journal
+    stream has; 3 on a cluster, else 1, where there is none yet."""
+    check_namespace(namespace)
     connection = Connection(url, namespace=namespace, creds=creds)
     await connection.open()
     try:
+        journal = await _ensure(connection, stream_config(namespace, replicas or 3), replicas)
+        others: list[Made] = []
+        for config in (tasks_config, signals_config, rejected_config):
+            wanted = config(namespace, replicas or journal.replicas)
+            others.append(await _ensure(connection, wanted, replicas))
+    finally:
+        await connection.close()
+    return Provisioned(
+        stream=journal.stream,
+        created=journal.created,
+        replicas=journal.replicas,
+        differences=journal.differences,
+        others=tuple(others),
+    )
+
+
+async def _ensure(connection: Connection, wanted: dict[str, Any], replicas: int | None) -> Made:
+    found = await _look_up(connection, wanted["name"])
+    if found is not None:
+        return _existing(wanted, found, any_replicas=replicas is None)
+    made = await _create(connection, wanted)
+    if _failed(made, _NOT_CLUSTERED) and replicas is None:
+        wanted["num_replicas"] = 1
+        made = await _create(connection, wanted)
+    if _failed(made, _NAME_IN_USE):  # somebody else's `init` was quicker
         found = await _look_up(connection, wanted["name"])
         if found is not None:
             return _existing(wanted, found, any_replicas=replicas is None)
-        made = await _create(connection, wanted)
-        if _failed(made, _NOT_CLUSTERED) and replicas is None:
-            wanted["num_replicas"] = 1
-            made = await _create(connection, wanted)
-        if _failed(made, _NAME_IN_USE):  # somebody else's `init` was quicker
-            found = await _look_up(connection, wanted["name"])
-            if found is not None:
-                return _existing(wanted, found, any_replicas=replicas is None)
-        if made.error is not None:
-            raise _refused(connection.shown, wanted, made.error)
-        return Provisioned(
-            stream=wanted["name"], created=True, replicas=int(made.config["num_replicas"])
-        )
-    finally:
-        await connection.close()
+    if made.error is not None:
+        raise _refused(connection.shown, wanted, made.error)
+    return Made(stream=wanted["name"], created=True, replicas=int(made.config["num_replicas"]))
 
 
 async def inspect(
@@ -140,6 +143,7 @@ async def inspect(
     await connection.open()
     try:
         found = await _look_up(connection, stream)
+        tasks = await _look_up(connection, tasks_name(namespace))
         version = connection.server_version
     finally:
         await connection.close()
@@ -156,7 +160,7 @@ async def inspect(
                 servers.append(await asyncio.to_thread(_read_varz, address.strip()))
             except (OSError, ValueError, HTTPException, msgspec.MsgspecError) as error:
                 unread.append(f"{address.strip()}: {error}")
-    return assess(
+    journals = assess(
         namespace,
         found.config,
         cluster=found.cluster,
@@ -164,9 +168,11 @@ async def inspect(
         servers=tuple(servers),
         unread=tuple(unread),
     )
+    findings = (*journals.findings, *task_findings(namespace, tasks.config if tasks else None))
+    return msgspec.structs.replace(journals, findings=findings, level=level_of(findings))
 
 
-def _existing(wanted: dict[str, Any], found: _Info, *, any_replicas: bool) -> Provisioned:
+def _existing(wanted: dict[str, Any], found: _Info, *, any_replicas: bool) -> Made:
     differences = [
         Difference(setting, want, found.config.get(setting))
         for setting, want in wanted.items()
@@ -176,13 +182,13 @@ def _existing(wanted: dict[str, Any], found: _Info, *, any_replicas: bool) -> Pr
     if replicas != wanted["num_replicas"] and not any_replicas:
         differences.append(Difference("num_replicas", wanted["num_replicas"], replicas))
     metadata: dict[str, str] = found.config.get("metadata") or {}  # the server adds its own
-    for key, want in wanted["metadata"].items():
+    for key, want in wanted.get("metadata", {}).items():
         if metadata.get(key) != want:
             differences.append(Difference(f"metadata {key}", want, metadata.get(key)))
     for setting in FORBIDDEN:
-        if found.config.get(setting):
+        if setting not in wanted and found.config.get(setting):
             differences.append(Difference(setting, None, found.config[setting]))
-    return Provisioned(
+    return Made(
         stream=wanted["name"], created=False, replicas=replicas, differences=tuple(differences)
     )
 

@@ -43,7 +43,7 @@ def init(
     creds: CredsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the journal stream on a server, once. Repeating it changes nothing.
+    """Make the streams on a server, once. Repeating it changes nothing.
 
     A directory needs no init. Exit code 1 where a stream with other settings is there.
     """
@@ -58,15 +58,17 @@ def init(
             made = await provision(store, namespace=namespace, replicas=replicas, creds=creds)
         if json:
             emit_json(made)
-        else:
-            what = "made" if made.created else "is there"
-            say(f"stream {made.stream} {what}, {made.replicas} replica(s)")
-        for difference in made.differences:
-            note(
-                f"{difference.setting} is {difference.found}, not {difference.wanted}: nothing was "
-                "changed; see `runfold doctor`"
-            )
-        return 1 if made.differences else 0
+        streams = (made, *made.others)
+        for stream in streams:
+            if not json:
+                what = "made" if stream.created else "is there"
+                say(f"stream {stream.stream} {what}, {stream.replicas} replica(s)")
+            for found in stream.differences:
+                note(
+                    f"{found.setting} of {stream.stream} is {found.found}, not {found.wanted}: "
+                    "nothing was changed; see `runfold doctor`"
+                )
+        return 1 if any(stream.differences for stream in streams) else 0
 
     execute(json, body())
 

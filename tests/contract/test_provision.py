@@ -1,4 +1,4 @@
-"""`runfold init` makes exactly one stream, and `runfold doctor` says what an ack is worth (R14)."""
+"""`runfold init` makes exactly its streams, and `doctor` says what an ack is worth (R14)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kit.raw_client import ask
 from kit.servers import Cluster, NatsServer
 
 from journal.errors import InvalidId, NotProvisioned, StoreUnavailable
+from journal.ids import RunId
 from journal.stores import provision as provision_module
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import Difference, inspect, provision, stream_config
@@ -74,6 +75,111 @@ async def test_init_makes_exactly_the_settings_of_the_protocol(server: NatsServe
         "deny_purge": False,
         "sealed": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (
+            "RUNFOLD_TASKS",
+            {
+                "subjects": ["runfold.task.>", "runfold.timer.*"],
+                "retention": "workqueue",
+                "discard": "old",
+                "max_age": 0,
+                "allow_rollup_hdrs": True,
+                "allow_msg_schedules": True,
+            },
+        ),
+        (
+            "RUNFOLD_SIGNALS",
+            {
+                "subjects": ["runfold.signal.>"],
+                "retention": "workqueue",
+                "discard": "new",
+                "max_age": 0,
+                "allow_rollup_hdrs": False,
+            },
+        ),
+        (
+            "RUNFOLD_REJECTED",
+            {
+                "subjects": ["runfold.rejected.>"],
+                "retention": "limits",
+                "discard": "old",
+                "max_age": 30 * 86_400 * 10**9,
+                "allow_rollup_hdrs": False,
+            },
+        ),
+    ],
+)
+async def test_init_makes_the_other_streams_with_the_settings_of_the_protocol(
+    server: NatsServer, name: str, wanted: dict[str, Any]
+) -> None:
+    made = await provision(server.url)
+    assert [(each.created, each.differences) for each in made.others] == [(True, ())] * 3
+    config = (await ask(server.url, f"$JS.API.STREAM.INFO.{name}"))["config"]
+    del config["metadata"]
+    assert config == {
+        "name": name,
+        "storage": "file",
+        "max_consumers": -1,
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_msgs_per_subject": -1,
+        "max_msg_size": -1,
+        "num_replicas": 1,
+        "duplicate_window": 120_000_000_000,
+        "compression": "none",
+        "allow_direct": False,
+        "mirror_direct": False,
+        "allow_msg_ttl": False,
+        "consumer_limits": {},
+        "deny_delete": False,
+        "deny_purge": False,
+        "sealed": False,
+        **wanted,
+    }
+    again = await provision(server.url)
+    assert [(each.created, each.differences) for each in again.others] == [(False, ())] * 3
+
+
+async def test_init_adds_what_a_server_with_only_journals_lacks(server: NatsServer) -> None:
+    await ask(server.url, f"$JS.API.STREAM.CREATE.{STREAM}", SAFE)
+    async with JetStreamStore(server.url) as store:  # that is enough for journals
+        with pytest.raises(NotProvisioned, match="RUNFOLD_TASKS"):
+            await store.wake(RunId("r"), "a", cause=1)
+        made = await provision(server.url)
+        assert not made.created
+        assert [(each.stream, each.created) for each in made.others] == [
+            ("RUNFOLD_TASKS", True),
+            ("RUNFOLD_SIGNALS", True),
+            ("RUNFOLD_REJECTED", True),
+        ]
+        await store.wake(RunId("r"), "a", cause=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("RUNFOLD_TASKS", {"max_msgs": 10}),
+        ("RUNFOLD_TASKS", {"max_age": 3_600_000_000_000}),
+        ("RUNFOLD_SIGNALS", {"allow_msg_schedules": True, "discard": "old"}),
+        ("RUNFOLD_REJECTED", {"max_age": 0}),
+    ],
+)
+async def test_init_reports_other_settings_of_the_other_streams(
+    server: NatsServer, name: str, change: dict[str, Any]
+) -> None:
+    await provision(server.url)
+    config = (await ask(server.url, f"$JS.API.STREAM.INFO.{name}"))["config"] | change
+    await ask(server.url, f"$JS.API.STREAM.DELETE.{name}")
+    assert "error" not in await ask(server.url, f"$JS.API.STREAM.CREATE.{name}", config)
+    found = await provision(server.url)
+    assert not found.differences
+    (differs,) = [each for each in found.others if each.differences]
+    named = {difference.setting for difference in differs.differences}
+    assert (differs.stream, named - {"allow_rollup_hdrs"}) == (name, set(change))
 
 
 async def test_init_again_changes_nothing(server: NatsServer) -> None:
@@ -296,6 +402,23 @@ async def test_an_embedded_server_is_safe_once_its_sync_setting_is_seen(tmp_path
         unseen = await inspect(embedded.url)
         assert unseen.level == "unverified"
         assert "--monitor" in unseen.findings[0].fix
+
+
+@pytest.mark.parametrize("change", [{"max_msgs": 10}, {"retention": "limits"}, None])
+async def test_tasks_that_can_be_lost_are_degraded(
+    tmp_path: Path, change: dict[str, Any] | None
+) -> None:
+    async with EmbeddedServer(tmp_path / "data") as embedded:
+        await provision(embedded.url)
+        name = "RUNFOLD_TASKS"
+        config = (await ask(embedded.url, f"$JS.API.STREAM.INFO.{name}"))["config"]
+        await ask(embedded.url, f"$JS.API.STREAM.DELETE.{name}")
+        if change is not None:
+            made = await ask(embedded.url, f"$JS.API.STREAM.CREATE.{name}", config | change)
+            assert "error" not in made
+        found = await inspect(embedded.url, monitor_url=embedded.monitor_url)
+        (finding,) = found.findings
+        assert found.level == finding.level == "degraded" and name in finding.what
 
 
 async def test_a_server_that_syncs_every_two_minutes_is_degraded(server: NatsServer) -> None:

@@ -20,6 +20,8 @@ from journal.records import (
     AnyRecord,
     Claim,
     Commit,
+    InputPlaced,
+    Known,
     NewerRecord,
     Park,
     Record,
@@ -31,6 +33,9 @@ from journal.records import (
     StepCompleted,
     StepError,
     StepStarted,
+    Submitted,
+    Summary,
+    Waits,
 )
 
 # Never edit a line of GOLDEN: journals of past releases look like this. A new optional field gets a
@@ -152,6 +157,213 @@ GOLDEN: dict[str, tuple[Record, str]] = {
         '{"step":"tool/1/1/pay","outcome":"done","result":null,"start":6}}',
     ),
     "run.purged": (RunPurged(), '{"type":"run.purged",%s}'),
+    # ---- the fleet
+    "run.started of a child with a place in the queue": (
+        RunStarted(
+            run="a1.c1",
+            agent="helpdesk",
+            revision="1",
+            input=None,
+            digest="2d2a193fc2387577c6c394f0065f6a0d",
+            parent="a1",
+            depth=1,
+            priority=-1,
+            key="customer-7",
+        ),
+        '{"type":"run.started",%s,"run":"a1.c1","agent":"helpdesk","revision":"1","input":null,'
+        '"digest":"2d2a193fc2387577c6c394f0065f6a0d","parent":"a1","depth":1,"priority":-1,'
+        '"key":"customer-7"}',
+    ),
+    "step.started of a write with a policy": (
+        build.start_of("0/1", "pay", {"a": 1}, policy="interrupt"),
+        '{"type":"step.started",%s,"claim":2,"step":"0/1","kind":"tool","tool":"pay",'
+        '"input":{"a":1},"digest":"c40d8628add51cffe2387e9227db6fa0","replay":"unsafe",'
+        '"key":"a1:0/1:c40d8628add51cff","policy":"interrupt"}',
+    ),
+    "step.progress": (
+        build.progress_of("0/1", {"sent": 3}),
+        '{"type":"step.progress",%s,"claim":2,"step":"0/1","output":{"sent":3}}',
+    ),
+    "step.completed of an interrupted write": (
+        build.interrupted_of("0/1", {"sent": 3}),
+        '{"type":"step.completed",%s,"claim":2,"step":"0/1","interrupted":{"partial":{"sent":3}},'
+        '"via":"interrupted"}',
+    ),
+    "step.completed of an interrupted write without progress": (
+        build.interrupted_of("0/1"),
+        '{"type":"step.completed",%s,"claim":2,"step":"0/1","interrupted":{},"via":"interrupted"}',
+    ),
+    "step.completed by a probe": (
+        StepCompleted(step="0/1", result="paid", via="probe"),
+        '{"type":"step.completed",%s,"claim":2,"step":"0/1","result":"paid","via":"probe"}',
+    ),
+    "step.completed by a late result": (
+        StepCompleted(step="0/1", result="paid", via="late"),
+        '{"type":"step.completed",%s,"claim":2,"step":"0/1","result":"paid","via":"late"}',
+    ),
+    "step.completed of a call that was not made": (
+        build.error_of("0/1", "not_called", "fenced", via="not_called"),
+        '{"type":"step.completed",%s,"claim":2,"step":"0/1",'
+        '"error":{"type":"not_called","message":"fenced"},"via":"not_called"}',
+    ),
+    "park for a decision with an end": (
+        Park(
+            why="approval",
+            iteration=3,
+            until="2026-01-03T00:00:00.000Z",
+            asks=(build.asked_for("3/0"),),
+        ),
+        '{"type":"park",%s,"claim":2,"why":"approval","iteration":3,'
+        '"until":"2026-01-03T00:00:00.000Z","asks":[{"marker":"a1/3/0@1.0123456789abcdef",'
+        '"step":"3/0","tool":"pay","input":null,"text":"Pay?"}]}',
+    ),
+    "park for a reconcile of steps": (
+        Park(why="reconcile", steps=("tool/1/1/pay",)),
+        '{"type":"park",%s,"claim":2,"why":"reconcile","steps":["tool/1/1/pay"]}',
+    ),
+    "park for another attempt": (
+        Park(
+            why="retry",
+            attempt=2,
+            until="2026-01-02T03:04:06.678Z",
+            reason="Timeout",
+            afresh=True,
+        ),
+        '{"type":"park",%s,"claim":2,"why":"retry","attempt":2,'
+        '"until":"2026-01-02T03:04:06.678Z","reason":"Timeout","afresh":true}',
+    ),
+    "park for an operator": (
+        Park(why="pause", reason="the code changed"),
+        '{"type":"park",%s,"claim":2,"why":"pause","reason":"the code changed"}',
+    ),
+    "commit that goes on at once": (
+        Commit(action="continue", iteration=3, state={"seen": 2}),
+        '{"type":"commit",%s,"claim":2,"action":"continue","iteration":3,"state":{"seen":2}}',
+    ),
+    "commit with waits": (
+        Commit(
+            action="continue",
+            waits=Waits(
+                until="2026-01-03T00:00:00.000Z",
+                until_input=True,
+                until_child="a1.c1",
+                resume=True,
+            ),
+            reason="lunch",
+        ),
+        '{"type":"commit",%s,"claim":2,"action":"continue",'
+        '"waits":{"until":"2026-01-03T00:00:00.000Z","until_input":true,"until_child":"a1.c1",'
+        '"resume":true},"reason":"lunch"}',
+    ),
+    "commit with an empty summary": (
+        Commit(action="continue", summary=Summary()),
+        '{"type":"commit",%s,"claim":2,"action":"continue","summary":{}}',
+    ),
+    "commit with a summary": (
+        Commit(
+            action="continue",
+            summary=Summary(
+                claim_n=2,
+                claim={"worker": "w1", "revision": "1"},
+                revision="1",
+                model_calls=3,
+                requests=(
+                    Known(
+                        request_id="r1",
+                        name="reject",
+                        n=4,
+                        at="2026-01-02T03:04:05.678Z",
+                        digest="d" * 32,
+                        by="anna",
+                        about="a1/0/1@1.0123456789abcdef",
+                        reason="no",
+                    ),
+                ),
+                inputs=(
+                    Submitted(
+                        request_id="i1",
+                        mode="follow_up",
+                        content="and?",
+                        n=5,
+                        at="2026-01-02T03:04:05.678Z",
+                    ),
+                    Submitted(
+                        request_id="i2",
+                        mode="steer",
+                        content=None,
+                        n=6,
+                        at="2026-01-02T03:04:05.678Z",
+                        status="done",
+                        placed_at="llm/2",
+                    ),
+                ),
+                children={"a1.c1": None},
+                interrupted=("c40d8628",),
+                cancel=Known(
+                    request_id="r2",
+                    name="cancel",
+                    n=7,
+                    at="2026-01-02T03:04:05.678Z",
+                    digest="e" * 32,
+                ),
+            ),
+        ),
+        '{"type":"commit",%s,"claim":2,"action":"continue","summary":{"claim_n":2,'
+        '"claim":{"worker":"w1","revision":"1"},"revision":"1","model_calls":3,'
+        '"requests":[{"request_id":"r1",'
+        '"name":"reject","n":4,"at":"2026-01-02T03:04:05.678Z",'
+        '"digest":"dddddddddddddddddddddddddddddddd","by":"anna",'
+        '"about":"a1/0/1@1.0123456789abcdef","reason":"no"}],"inputs":[{"request_id":"i1",'
+        '"mode":"follow_up","content":"and?","n":5,"at":"2026-01-02T03:04:05.678Z"},'
+        '{"request_id":"i2","mode":"steer","content":null,"n":6,'
+        '"at":"2026-01-02T03:04:05.678Z","status":"done","placed_at":"llm/2"}],'
+        '"children":{"a1.c1":null},"interrupted":["c40d8628"],"cancel":{"request_id":"r2",'
+        '"name":"cancel","n":7,"at":"2026-01-02T03:04:05.678Z",'
+        '"digest":"eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee"}}}',
+    ),
+    "commit that fails and may be resumed": (
+        Commit(action="fail", reason="restart_limit", retriable=True, afresh=True),
+        '{"type":"commit",%s,"claim":2,"action":"fail","reason":"restart_limit",'
+        '"retriable":true,"afresh":true}',
+    ),
+    "commit that cancels": (
+        Commit(action="cancel", iteration=1, reason="enough"),
+        '{"type":"commit",%s,"claim":2,"action":"cancel","iteration":1,"reason":"enough"}',
+    ),
+    "run.completed in a later iteration": (
+        RunCompleted(message="Done.", iteration=4),
+        '{"type":"run.completed",%s,"claim":2,"message":"Done.","iteration":4}',
+    ),
+    "signal cancel": (
+        build.cancel("enough", "r3"),
+        '{"type":"signal",%s,"name":"cancel","request_id":"r3","payload":{"reason":"enough"}}',
+    ),
+    "signal resume": (
+        build.resume("r4"),
+        '{"type":"signal",%s,"name":"resume","request_id":"r4","payload":{}}',
+    ),
+    "signal late": (
+        build.late("0/1", 6, "paid", "r5"),
+        '{"type":"signal",%s,"name":"late","request_id":"r5","payload":'
+        '{"step":"0/1","start":6,"result":"paid"}}',
+    ),
+    "signal child": (
+        build.child_ended("a1.c1", {"status": "failed"}),
+        '{"type":"signal",%s,"name":"child","request_id":"a1.c1","payload":'
+        '{"run":"a1.c1","outcome":{"status":"failed"}}}',
+    ),
+    "input": (
+        build.submitted("i1", "follow_up", {"text": "and?"}),
+        '{"type":"input",%s,"request_id":"i1","mode":"follow_up","content":{"text":"and?"}}',
+    ),
+    "input.withdrawn": (
+        build.withdrawn("i1"),
+        '{"type":"input.withdrawn",%s,"request_id":"i1"}',
+    ),
+    "input.placed": (
+        InputPlaced(request_id="i1", iteration=2, position="2/0"),
+        '{"type":"input.placed",%s,"claim":2,"request_id":"i1","iteration":2,"position":"2/0"}',
+    ),
 }
 
 
@@ -196,6 +408,23 @@ def test_every_record_type_has_its_bytes_written_down_here():
     assert types == set(AnyRecord.__args__)
 
 
+def fields_of(kind: type) -> set[str]:
+    return set(kind.__struct_fields__) - set(Record.__struct_fields__)
+
+
+@pytest.mark.parametrize("kind", AnyRecord.__args__, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_record_stands_in_some_of_these_bytes(kind: type[Record]):
+    texts = [text for body, text in GOLDEN.values() if type(body) is kind]
+    written = {name for text in texts for name in json.loads(text % ENVELOPE)}
+    assert fields_of(kind) - written == set()
+
+
+@pytest.mark.parametrize("kind", [Known, Submitted, Summary, Waits])
+def test_every_field_of_what_a_commit_holds_stands_in_these_bytes(kind: type):
+    text = GOLDEN["commit with a summary"][1] + GOLDEN["commit with waits"][1]
+    assert [name for name in kind.__struct_fields__ if f'"{name}":' not in text] == []
+
+
 def test_the_shapes_inside_a_record_are_frozen_too():
     reply = Reply(
         text="t",
@@ -233,10 +462,11 @@ def test_an_unknown_field_is_ignored_and_its_bytes_are_kept(case: str):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"type": "step.progress"}, "step.progress"),
+        ({"type": "step.paused"}, "step.paused"),
         ({"v": 2}, "version 2"),
         ({"v": 2, "type": "input.placed"}, "input.placed"),
-        ({"via": "probe"}, "probe"),
+        ({"via": "rumour"}, "rumour"),
+        ({"type": "input", "mode": "whisper", "request_id": "i", "content": 1}, "whisper"),
         ({"verdicts": [{"verdict": "defer"}]}, "defer"),
         ({"error": 7}, "error"),
         ({"step": ...}, "step"),
@@ -252,8 +482,15 @@ def test_a_well_formed_record_that_this_version_cannot_read_is_newer(
 
 
 def test_a_newer_record_is_listed_under_its_own_type():
-    raw = edited("signal approve", type="input", claim=...)
-    assert Entry(decode(raw), raw).type.startswith("input")
+    raw = edited("signal approve", type="signal.sealed", claim=...)
+    assert Entry(decode(raw), raw).type.startswith("signal.sealed")
+
+
+@pytest.mark.parametrize("name", ["approve", "cancel", "input"])
+def test_a_signal_of_a_name_that_is_none_is_newer(name: str):
+    record = decode(edited("signal resume", name=name + "s"))
+    assert isinstance(record, NewerRecord)
+    assert name + "s" in record.type_
 
 
 # ---- what no version wrote --------------------------------------------------------------------

@@ -13,7 +13,8 @@ from kit.explorer import RUN, WRITE, Bounds, Explorer, Rules, Violation
 
 from journal.errors import RunfoldError
 from journal.fold import Fold
-from journal.signals import AnySignal, Append, Reconcile, Repeated, decide_signal
+from journal.signal_rules import Append, Repeated, decide_signal
+from journal.signals import AnySignal, Reconcile
 from journal.steps import Ask, Call, StepDecision, decide_step
 from journal.steps import Run as RunIt
 

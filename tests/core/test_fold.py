@@ -36,7 +36,7 @@ from kit.build import (
 from journal.codec import Damage, Entry, seal
 from journal.fold import Fold
 from journal.messages import Reply
-from journal.records import Commit, Record, RunPurged, StepCompleted, StepError
+from journal.records import Commit, Interrupted, Record, RunPurged, StepCompleted, StepError
 from journal.step_state import call_step
 
 READ, PAY = "tool/1/0/lookup", "tool/1/1/pay"
@@ -286,12 +286,14 @@ def test_a_refused_call_needs_no_start_and_never_gets_one():
     [
         StepCompleted(step=READ),
         StepCompleted(step=READ, result=1, error=StepError(type="x", message="y")),
+        StepCompleted(step=READ, result=1, interrupted=Interrupted()),
+        StepCompleted(step=READ, error=StepError(type="x", message="y"), interrupted=Interrupted()),
     ],
-    ids=["neither", "both"],
+    ids=["none", "result and error", "result and interrupted", "error and interrupted"],
 )
-def test_a_completed_step_holds_exactly_one_of_result_and_error(body: Record):
+def test_a_completed_step_holds_exactly_one_of_result_error_interrupted(body: Record):
     log = Log(*asked(), start_of(READ, "lookup"))
-    refuse(log, log.sealed(body), "not exactly one of result and error")
+    refuse(log, log.sealed(body), "not exactly one of result, error, interrupted")
 
 
 @pytest.mark.parametrize("verdicts", [(ALLOW,), (ALLOW, ALLOW, ALLOW)])
@@ -315,7 +317,7 @@ def test_a_reconcile_of_a_start_that_is_not_there_is_damage(signal: Record):
 # ---- what a newer version or a purge left -----------------------------------------------------
 
 
-def newer(log: Log, type: str = "input.placed", **fields: Any) -> Entry:
+def newer(log: Log, type: str = "run.sealed", **fields: Any) -> Entry:
     n = log.fold.n + 1
     record = {"type": type, "v": 1, "n": n, "id": f"ffffffffffff-{n}", "at": build.AT, "by": "w9"}
     return log.raw(msgspec.json.encode(record | {"prev": log.fold.head} | fields))
@@ -326,7 +328,7 @@ def test_after_a_record_of_a_newer_version_only_the_chain_is_followed():
     log.fold.apply(newer(log))
     log.fold.apply(log.sealed(result_of("no such step"), claim=77))
     assert (log.fold.n, log.fold.status(), log.fold.steps) == (3, "newer", {})
-    assert log.fold.newer is not None and "input.placed" in log.fold.newer
+    assert log.fold.newer is not None and "run.sealed" in log.fold.newer
 
 
 def test_a_record_of_a_newer_version_must_chain_like_any_other():

@@ -18,11 +18,16 @@ from kit.build import (
     approved,
     asking,
     asks,
+    cancel,
+    cancelled_end,
     claimed,
     done,
     error_of,
     failed,
     folded,
+    goes_on,
+    interrupted_of,
+    late,
     model_start,
     parked,
     rejected,
@@ -30,7 +35,9 @@ from kit.build import (
     reply_of,
     request,
     result_of,
+    resume,
     retry,
+    spawned,
     start_of,
     started,
     types_of,
@@ -46,16 +53,17 @@ from journal.errors import (
     StaleSignal,
 )
 from journal.limits import SIGNAL_BYTES_MAX
-from journal.records import Record, VerdictAllow
+from journal.records import Record, RunPurged, VerdictAllow
+from journal.signal_rules import Append, Repeated, SignalDecision, decide_signal
 from journal.signals import (
     AnySignal,
-    Append,
     Approve,
+    Cancel,
+    Child,
+    Late,
     Reconcile,
     Reject,
-    Repeated,
-    SignalDecision,
-    decide_signal,
+    Resume,
     parse_request_id,
     parse_signal,
 )
@@ -130,6 +138,10 @@ MALFORMED: dict[str, tuple[str, bytes, str]] = {
         b'{"step":"s","outcome":"retry","start":5.5}',
         "start",
     ),
+    "a cancel of something": ("cancel", b'{"run":"a1"}', "unknown field"),
+    "a cancel for a null": ("cancel", b'{"reason":null}', "`str`"),
+    "a resume with a marker": ("resume", f'{{"marker":{MARKER}}}'.encode(), "unknown field"),
+    "a resume that is an array": ("resume", b"[]", "not a JSON object"),
     "half a surrogate": (
         "reconcile",
         b'{"step":"s","outcome":"done","result":"\\ud83d"}',
@@ -199,6 +211,10 @@ GOOD: list[tuple[str, dict[str, Any], AnySignal]] = [
         {"step": PAY, "outcome": "retry", "start": 5},
         Reconcile(step=PAY, outcome="retry", start=5),
     ),
+    ("cancel", {}, Cancel()),
+    ("cancel", {"reason": "enough"}, Cancel(reason="enough")),
+    ("resume", {}, Resume()),
+    ("resume", {"reason": "go on", "request_id": "r1"}, Resume(reason="go on", request_id="r1")),
 ]
 
 
@@ -213,9 +229,48 @@ def test_a_payload_means_the_same_as_bytes_text_mapping_or_signal(
 
 @given(st.binary(max_size=60) | st.text(max_size=60))
 def test_any_payload_is_a_signal_or_bad(body: bytes | str):
-    for name in ("approve", "reject", "reconcile"):
+    for name in ("approve", "reject", "reconcile", "cancel", "resume", "late", "child"):
         with suppress(BadPayload):
-            parse_signal(name, body)
+            assert parse_signal(name, body, worker=True) is not None
+
+
+OF_WORKERS: list[tuple[str, dict[str, Any], AnySignal]] = [
+    (
+        "late",
+        {"step": PAY, "start": 5, "result": None},
+        Late(step=PAY, start=5, result=None),
+    ),
+    (
+        "child",
+        {"run": "a1.c1", "outcome": {"status": "completed"}},
+        Child(run="a1.c1", outcome={"status": "completed"}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "payload", "meant"), OF_WORKERS)
+def test_what_only_workers_say_is_no_signal_at_the_public_door(
+    name: str, payload: dict[str, Any], meant: AnySignal
+):
+    for form in (json.dumps(payload), payload, meant):
+        assert parse_signal(name, form, worker=True) == meant
+        with pytest.raises(BadPayload, match="is not a signal") as raised:
+            parse_signal(name, form)
+        for one in ("approve", "reject", "reconcile", "cancel", "resume"):
+            assert one in raised.value.hint
+        assert "late" not in raised.value.hint
+        assert "child" not in raised.value.hint
+
+
+@pytest.mark.parametrize(("name", "payload", "meant"), OF_WORKERS)
+async def test_the_public_door_appends_nothing_that_only_workers_say(
+    name: str, payload: dict[str, Any], meant: AnySignal
+):
+    store = await Log(*UNKNOWN).store(FaultyStore())
+    for form in (payload, meant):
+        with pytest.raises(BadPayload, match="is not a signal"):
+            await signal(store, RUN, name, form)
+    assert len(await types_of(store)) == len(UNKNOWN)
 
 
 LONG = "x" * 60_000
@@ -484,6 +539,13 @@ SPOKEN: dict[str, tuple[list[Record], AnySignal]] = {
     "done": (UNKNOWN, DONE),
     "retry": (UNKNOWN, RETRY),
     "kept": ([started()], Approve(marker=M1)),
+    "cancel": (WAITING, Cancel(reason="enough")),
+    "resume": ([started(), claimed(), parked("pause")], Resume(reason="go on")),
+    "late": (UNKNOWN, Late(step=PAY, start=START, result="L")),
+    "child": (
+        [started(), claimed(), spawned("0/0", "a1.c1"), result_of("0/0")],
+        Child(run="a1.c1", outcome={"status": "completed"}),
+    ),
 }
 AFTER: dict[str, list[Record]] = {"at once": [], "after the end": [answered()]}
 
@@ -508,7 +570,18 @@ def test_a_repeated_retry_gets_the_first_answer_again_once_the_retry_has_started
 
 @pytest.mark.parametrize("case", SPOKEN)
 @pytest.mark.parametrize(
-    "other", [Approve(marker=M2), Reject(marker=M1, reason="x"), DONE, RETRY, Approve(marker=M1)]
+    "other",
+    [
+        Approve(marker=M2),
+        Reject(marker=M1, reason="x"),
+        DONE,
+        RETRY,
+        Approve(marker=M1),
+        Cancel(reason="x"),
+        Resume(),
+        Late(step=PAY, start=START, result="other"),
+        Child(run="a1.c1", outcome={"status": "failed"}),
+    ],
 )
 def test_a_request_id_used_for_another_signal_is_a_conflict(case: str, other: AnySignal):
     records, signal = SPOKEN[case]
@@ -521,13 +594,221 @@ def test_a_request_id_used_for_another_signal_is_a_conflict(case: str, other: An
     assert raised.value.winner == first
 
 
+# ---- cancel (R56) -------------------------------------------------------------------------------
+
+UNFINISHED: dict[str, list[Record]] = {
+    "started": [started()],
+    "held": [started(), claimed()],
+    "in a write": [started(), claimed(), start_of(PAY)],
+    "waiting for a person": WAITING,
+    "indeterminate": UNKNOWN,
+    "paused": [started(), claimed(), parked("pause")],
+    "waiting": [started(), claimed(), goes_on(until_input=True)],
+}
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("case", UNFINISHED)
+def test_every_run_that_has_not_ended_can_be_cancelled(case: str, held: bool):
+    log = Log(*UNFINISHED[case])
+    decision = decide(log, Cancel(reason="enough"), held=held)
+    assert isinstance(decision, Append)
+    assert not decision.kept
+    log.add(decision.body)
+    assert log.fold.cancel is not None
+    assert log.fold.cancel.reason == "enough"
+
+
+def test_cancelled_is_cancelled_whoever_said_it_first_and_why():
+    log = Log(started())
+    first = say(log, Cancel(reason="one"), "r1")
+    assert decide(log, Cancel(reason="two"), "r2") == Repeated(first)
+    assert decide(log, Cancel(reason="one"), "r1") == Repeated(first)
+    with pytest.raises(DecisionConflict):
+        decide(log, Cancel(reason="two"), "r1")
+
+
+def test_a_cancelled_run_still_takes_what_settles_its_write():
+    log = Log(*UNKNOWN, cancel())
+    assert isinstance(decide(log, DONE), Append)
+    assert isinstance(decide(log, RETRY), Append)
+
+
+# ---- resume (R43, R52) --------------------------------------------------------------------------
+
+RESUMABLE: dict[str, list[Record]] = {
+    "paused in a turn": [started(), claimed(), parked("pause")],
+    "paused until": [started(), claimed(), parked("pause", until="2027-01-01T00:00:00Z")],
+    "backing off": [started(), claimed(), parked("retry", until="2027-01-01T00:00:00Z")],
+    "paused by its turn": [started(), claimed(), goes_on(resume=True)],
+    "paused again": [
+        started(),
+        claimed(),
+        parked("pause"),
+        resume(),
+        claimed("w2"),
+        parked("pause"),
+    ],
+    "failed, retriable": [started(), claimed(), failed(retriable=True)],
+    "failed again": [started(), failed(retriable=True), resume(), failed(retriable=True)],
+    "paused, and cancelled": [started(), claimed(), parked("pause"), cancel()],
+}
+NOT_RESUMABLE: dict[str, tuple[list[Record], str]] = {
+    "started": ([started()], "running, not paused"),
+    "held": ([started(), claimed()], "running, not paused"),
+    "waiting for a person": ([*WAITING, claimed(), parked()], "awaiting_approval, not paused"),
+    "indeterminate": (UNKNOWN, "indeterminate, not paused"),
+    "waiting for an input": (
+        [started(), claimed(), goes_on(until_input=True)],
+        "waiting, not paused",
+    ),
+    "waiting for a time": (
+        [started(), claimed(), goes_on(until="2027-01-01T00:00:00Z")],
+        "waiting, not paused",
+    ),
+    "resumed already": (
+        [started(), claimed(), parked("pause"), resume()],
+        "running, not paused",
+    ),
+    "taken up after the pause": (
+        [started(), claimed(), parked("pause"), resume(), claimed("w2")],
+        "running, not paused",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESUMABLE)
+def test_a_run_that_waits_for_an_operator_is_resumed(case: str):
+    log = Log(*RESUMABLE[case])
+    decision = decide(log, Resume())
+    assert isinstance(decision, Append)
+    log.add(decision.body)
+    assert log.fold.runnable()
+
+
+@pytest.mark.parametrize("case", NOT_RESUMABLE)
+def test_a_run_that_no_operator_stopped_is_not_resumed(case: str):
+    records, why = NOT_RESUMABLE[case]
+    with pytest.raises(StaleSignal, match=why):
+        decide(Log(*records), Resume())
+
+
+@pytest.mark.parametrize("end", [answered(), failed(), cancelled_end()])
+def test_a_run_that_ended_for_good_is_not_resumed(end: Record):
+    log = Log(started(), end)
+    with pytest.raises(RunFinished) as raised:
+        decide(log, Resume())
+    assert raised.value.hint == ""
+
+
+@pytest.mark.parametrize(
+    "signal", [Approve(marker=M1), Cancel(), Reconcile(step=PAY, outcome="retry")]
+)
+def test_a_run_that_failed_retriably_takes_nothing_but_a_resume_and_says_so(signal: AnySignal):
+    log = Log(started(), failed(retriable=True))
+    with pytest.raises(RunFinished) as raised:
+        decide(log, signal)
+    assert raised.value.hint == "`runfold resume` gives it another try"
+
+
+def test_a_purged_run_is_not_resumed():
+    with pytest.raises(RunFinished):
+        decide(Log(started(), failed(retriable=True), RunPurged()), Resume())
+
+
+# ---- late results (R29) -------------------------------------------------------------------------
+
+LATE = Late(step=PAY, start=START, result="L")
+
+
+@pytest.mark.parametrize("said", [[], [retry(PAY, START)]], ids=["nothing", "retry"])
+def test_a_late_result_settles_a_write_unless_a_retry_has_started(said: list[Record]):
+    log = Log(*UNKNOWN, *said)
+    decision = decide(log, LATE)
+    assert isinstance(decision, Append)
+    log.add(decision.body)
+    assert log.fold.unknown() == []
+    assert decide(log, LATE, "another") == Repeated(log.fold.n)
+
+
+NOT_LATE: dict[str, tuple[list[Record], Late, str]] = {
+    "a step that is not there": (WAITING, LATE, "is not the last start of step"),
+    "a record that is no start": (UNKNOWN, Late(step=PAY, start=4, result=1), "not the last start"),
+    "the retry has started": (
+        [*UNKNOWN, retry(PAY, START), start_of(PAY, permit=6)],
+        LATE,
+        "record 5 is not the last start",
+    ),
+    "a person's done stands": ([*UNKNOWN, done(PAY, START)], LATE, "has its result already"),
+    "the result is there": ([*UNKNOWN, result_of(PAY)], LATE, "has its result already"),
+    "it was interrupted": ([*UNKNOWN, interrupted_of(PAY)], LATE, "has its result already"),
+    "its iteration is over": (
+        [*WAITING, approved(M1), start_of(PAY), result_of(PAY), goes_on()],
+        LATE,
+        "not the last start",
+    ),
+    "it is running under the live claim": (
+        [started(), claimed(), start_of(PAY)],
+        Late(step=PAY, start=3, result="L"),
+        "running under claim 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_LATE)
+def test_a_late_result_that_comes_too_late_or_too_early_is_refused(case: str):
+    records, said, why = NOT_LATE[case]
+    with pytest.raises(StaleSignal, match=why):
+        decide(Log(*records), said)
+
+
+def test_after_a_late_result_a_person_has_nothing_to_say():
+    log = Log(*UNKNOWN, late(PAY, START))
+    for said in (DONE, RETRY):
+        with pytest.raises(StaleSignal, match="its worker reported the result, record 6"):
+            decide(log, said)
+
+
+@pytest.mark.parametrize("after", [[released()], [parked("reconcile")], [claimed("w2")]])
+def test_a_worker_that_lost_its_claim_may_report(after: list[Record]):
+    log = Log(started(), claimed(), start_of(PAY), *after)
+    assert isinstance(decide(log, Late(step=PAY, start=3, result="L")), Append)
+
+
+# ---- children (R57) -----------------------------------------------------------------------------
+
+PARENT: list[Record] = [started(), claimed(), spawned("0/0", "a1.c1"), result_of("0/0")]
+ENDED = Child(run="a1.c1", outcome={"status": "completed"})
+
+
+def test_the_end_of_a_child_is_told_its_parent_once():
+    log = Log(*PARENT)
+    first = say(log, ENDED, "a1.c1")
+    assert decide(log, ENDED, "a1.c1") == Repeated(first)
+    assert log.fold.children == {"a1.c1": {"status": "completed"}}
+
+
+def test_another_end_of_the_same_child_is_a_conflict():
+    log = Log(*PARENT)
+    first = say(log, ENDED, "a1.c1")
+    other = Child(run="a1.c1", outcome={"status": "failed"})
+    with pytest.raises(DecisionConflict) as raised:
+        decide(log, other, "a1.c1")
+    assert raised.value.winner == first
+
+
+def test_a_run_that_is_no_child_is_refused():
+    with pytest.raises(StaleSignal, match=r"no child 'a1\.c2'"):
+        decide(Log(*PARENT), Child(run="a1.c2", outcome={}))
+
+
 # ---- the end (UR-14) --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [answered(), failed()], ids=["completed", "failed"])
 @pytest.mark.parametrize("signal", [Approve(marker=M1), Reject(marker=M1), DONE, RETRY])
 def test_a_finished_run_takes_no_signal_and_says_how_it_ended(end: Record, signal: AnySignal):
-    log = Log(*UNKNOWN, end)
+    log = Log(*UNKNOWN, result_of(PAY), end)
     with pytest.raises(RunFinished, match=f"run a1 is {log.fold.status()}"):
         decide(log, signal)
 

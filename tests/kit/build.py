@@ -14,14 +14,21 @@ import msgspec
 
 from journal.claims import Answer
 from journal.codec import Entry, decode, seal
-from journal.fold import Fold
+from journal.fold import SPAWN, Fold
 from journal.ids import RunId
 from journal.messages import JSON, Reply, ToolRequest
 from journal.records import (
     HOLDER_RECORDS,
+    Asked,
     Claim,
     Commit,
+    Input,
+    InputPlaced,
+    InputWithdrawn,
+    Interrupted,
+    Mode,
     Park,
+    Policy,
     Record,
     Release,
     RunCompleted,
@@ -29,11 +36,13 @@ from journal.records import (
     Signal,
     StepCompleted,
     StepError,
+    StepProgress,
     StepStarted,
     Verdict,
     VerdictAllow,
     VerdictAsk,
     VerdictDeny,
+    Waits,
 )
 from journal.step_state import call_step
 from journal.steps import input_digest, make_call, step_key
@@ -51,13 +60,15 @@ ALLOW = VerdictAllow()
 # ---- bodies -----------------------------------------------------------------------------------
 
 
-def started(input: JSON = "VPN is down", *, run: str = RUN, agent: str = AGENT) -> RunStarted:
+def started(
+    input: JSON = "VPN is down", *, run: str = RUN, agent: str = AGENT, revision: str = "1"
+) -> RunStarted:
     digest = input_digest(agent, input)
-    return RunStarted(run=run, agent=agent, revision="1", input=input, digest=digest)
+    return RunStarted(run=run, agent=agent, revision=revision, input=input, digest=digest)
 
 
-def claimed(worker: str = "w1") -> Claim:
-    return Claim(worker=worker, revision="1", reason="new")
+def claimed(worker: str = "w1", **fields: Any) -> Claim:
+    return Claim(**({"worker": worker, "revision": "1", "reason": "new"} | fields))
 
 
 def start_of(
@@ -68,6 +79,7 @@ def start_of(
     unsafe: bool = True,
     permit: int = 0,
     key: str = "",
+    policy: Policy = "reconcile",
 ) -> StepStarted:
     """The start of a tool step; its digest and key are those of the call."""
     call = make_call(step, "tool", tool, input, unsafe=unsafe)
@@ -80,6 +92,7 @@ def start_of(
         replay="unsafe" if unsafe else "safe",
         key=key or step_key(RUN, call),
         permit=permit,
+        policy=policy,
     )
 
 
@@ -144,12 +157,71 @@ def answered(text: str = "Done.") -> RunCompleted:
     return RunCompleted(message={"role": "assistant", "content": text})
 
 
-def failed(reason: str = "iterations") -> Commit:
-    return Commit(action="fail", reason=reason)
+def failed(reason: str = "iterations", **fields: Any) -> Commit:
+    return Commit(action="fail", reason=reason, **fields)
 
 
-def parked(why: Literal["approval", "reconcile"] = "approval") -> Park:
-    return Park(why=why)
+def cancelled_end(reason: str = "asked to") -> Commit:
+    return Commit(action="cancel", reason=reason)
+
+
+def goes_on(state: JSON = None, **waits: Any) -> Commit:
+    """The end of an iteration that is not the last one; with what it waits for."""
+    return Commit(action="continue", state=state, waits=Waits(**waits))
+
+
+def parked(
+    why: Literal["approval", "reconcile", "retry", "pause"] = "approval", **fields: Any
+) -> Park:
+    return Park(why=why, **fields)
+
+
+def asked_for(step: str, tool: str = "pay", digest: str = "0123456789abcdef") -> Asked:
+    """A turn handler's call that waits for a decision."""
+    return Asked(marker=f"{RUN}/{step}@1.{digest}", step=step, tool=tool, input=None, text="Pay?")
+
+
+def progress_of(step: str, output: JSON = "half") -> StepProgress:
+    return StepProgress(step=step, output=output)
+
+
+def interrupted_of(step: str, partial: JSON = None) -> StepCompleted:
+    return StepCompleted(step=step, interrupted=Interrupted(partial=partial), via="interrupted")
+
+
+def spawned(step: str, child: str) -> StepStarted:
+    """The start of a step that starts a child run."""
+    return start_of(step, SPAWN, {"run": child}, unsafe=False)
+
+
+def cancel(reason: str = "enough", request_id: str = "r-cancel") -> Signal:
+    return Signal(name="cancel", request_id=request_id, payload={"reason": reason})
+
+
+def resume(request_id: str = "r-resume") -> Signal:
+    return Signal(name="resume", request_id=request_id, payload={})
+
+
+def late(step: str, start: int, result: JSON = "L", request_id: str = "r-late") -> Signal:
+    payload = {"step": step, "start": start, "result": result}
+    return Signal(name="late", request_id=request_id, payload=payload)
+
+
+def child_ended(child: str, outcome: JSON = None) -> Signal:
+    payload = {"run": child, "outcome": outcome or {"status": "completed"}}
+    return Signal(name="child", request_id=child, payload=payload)
+
+
+def submitted(request_id: str = "i1", mode: Mode = "steer", content: JSON = "hurry") -> Input:
+    return Input(request_id=request_id, mode=mode, content=content)
+
+
+def placed(request_id: str = "i1", position: str = "llm/1") -> InputPlaced:
+    return InputPlaced(request_id=request_id, position=position)
+
+
+def withdrawn(request_id: str = "i1") -> InputWithdrawn:
+    return InputWithdrawn(request_id=request_id)
 
 
 def released() -> Release:
@@ -160,20 +232,33 @@ def released() -> Release:
 
 
 class Log:
-    """An honest journal: each record is sealed at the tail, under the live claim, and folded."""
+    """An honest journal: each record is sealed at the tail, under the live claim, in the iteration
+    and attempt that the run is in, and folded."""
 
     def __init__(self, *bodies: Record) -> None:
         self.fold = Fold()
+        self.at = AT
         self.entries: list[Entry] = []
         for body in bodies:
             self.add(body)
 
     def add(self, body: Record, *, nonce: str = NONCE, by: str = "test") -> int:
         """Append the body; its ordinal."""
-        entry = self.sealed(body, nonce=nonce, by=by)
+        entry = self.sealed(self.here(body), nonce=nonce, by=by)
         self.fold.apply(entry)
         self.entries.append(entry)
         return entry.record.n
+
+    def here(self, body: Record) -> Record:
+        """The body as a holder of this iteration and attempt writes it."""
+        replace = msgspec.structs.replace
+        match body:
+            case Park():
+                return replace(body, iteration=self.fold.iteration, attempt=self.fold.attempt)
+            case Commit() | RunCompleted() | InputPlaced():
+                return replace(body, iteration=self.fold.iteration)
+            case _:
+                return body
 
     def sealed(
         self, body: Record, *, nonce: str = NONCE, by: str = "test", claim: int | None = None
@@ -184,7 +269,7 @@ class Log:
         if claim is None:
             claim = live if isinstance(body, HOLDER_RECORDS) else 0
         record, raw = seal(
-            body, n=n, id=f"{nonce}-{n}", at=AT, by=by, prev=self.fold.head, claim=claim
+            body, n=n, id=f"{nonce}-{n}", at=self.at, by=by, prev=self.fold.head, claim=claim
         )
         return Entry(record, raw, position=n)
 
@@ -219,7 +304,7 @@ async def write_as_other(store: MemoryStore, body: Record, run: str = RUN) -> No
     log = Log()
     for entry in (await MemoryStore.load(store, RunId(run))).entries:
         log.fold.apply(entry)
-    entry = log.sealed(body, nonce="fedcba987654", by="other")
+    entry = log.sealed(log.here(body), nonce="fedcba987654", by="other")
     log.fold.apply(entry)
     answer = await MemoryStore.append(store, RunId(run), entry, expected=log.fold.n - 1)
     assert isinstance(answer, Appended)

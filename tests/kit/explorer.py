@@ -1,9 +1,9 @@
 """Explicit-state exploration of the pure core (R77): every interleaving of a small run.
 
-Two holder processes, a person at a door and the network act on one journal. Everything that decides
-is the product's own: `Fold`, `decide_claim`, `decide_call`, `decide_step`, `decide_signal`. What is
-modelled here is only what a shell does between two awaits: read, publish at the tail that was read,
-read back, call, stop, die.
+Two holder processes, people at doors and the network act on one journal. Everything that decides
+is the product's own: `Fold`, `decide_claim`, `decide_call`, `decide_step`, `decide_signal`,
+`decide_input`, `decide_withdrawal`, `decide_placing`. What is modelled here is only what a shell
+does between two awaits: read, publish at the tail that was read, read back, call, stop, die.
 
 States are hashed by what the fold means, not by the list of records; the two processes are
 interchangeable; and a process whose next append must lose has already lost and read back (nothing
@@ -30,10 +30,17 @@ from journal.claims import Answer, AskHolder, HeldBy, Rest, Take, decide_claim
 from journal.codec import Damage, Entry, seal
 from journal.errors import RunfoldError
 from journal.fold import Fold
+from journal.inputs import Queue, decide_input, decide_placing, decide_withdrawal, input_body
 from journal.records import (
     HOLDER_RECORDS,
     Claim,
+    Commit,
+    Input,
+    InputPlaced,
+    InputWithdrawn,
+    Interrupted,
     Park,
+    Policy,
     Record,
     Release,
     RunCompleted,
@@ -42,15 +49,8 @@ from journal.records import (
     StepError,
     StepStarted,
 )
-from journal.signals import (
-    AnySignal,
-    Append,
-    Approve,
-    Reconcile,
-    Reject,
-    Repeated,
-    decide_signal,
-)
+from journal.signal_rules import Append, Repeated, decide_signal
+from journal.signals import AnySignal, Approve, Cancel, Late, Reconcile, Reject
 from journal.step_state import call_step
 from journal.steps import (
     Ask,
@@ -100,20 +100,31 @@ class Rules:
     """A process tells the step table what it attempted itself."""
     stops_when_fenced: bool = True
     """A holder that reads a newer claim goes on with nothing."""
+    heeds_cancel: bool = True
+    """A holder that reads a cancel starts nothing more."""
     decide_step: Callable[..., StepDecision] = decide_step
     decide_signal: Callable[..., Append | Repeated] = decide_signal
+    decide_placing: Callable[..., InputPlaced | None] = decide_placing
 
 
 @dataclass(frozen=True)
 class Bounds:
     """How far to look. `unknowns`: appends whose acknowledgement is lost, or that land late.
-    `lies`: a live process that is asked and does not answer, because it is cut off or stalled."""
+    `lies`: a live process that is asked and does not answer, because it is cut off or stalled.
+
+    Who else takes part: `cancels`, a person who cancels; `inputs`, one who sends an input and may
+    withdraw it; `late`, a fenced process that reports what its write returned. `policy` of the
+    write (R27)."""
 
     shared: bool
     records: int
     crashes: int = 2
     unknowns: int = 1
     lies: int = 1
+    cancels: bool = False
+    inputs: bool = False
+    late: bool = False
+    policy: Policy = "reconcile"
 
 
 @dataclass
@@ -123,6 +134,8 @@ class Found:
     states: int = 0
     transitions: int = 0
     ends: set[Any] = field(default_factory=set[Any])
+    inputs: set[str] = field(default_factory=set[str])
+    lates: int = 0
     deepest: int = 0
     calls_max: int = 0
 
@@ -137,14 +150,13 @@ class View:
         self.id = id
         self.n = fold.n
         self.claimed = next(reversed(fold.claims), 0)
-        self.retries = sum(
-            record.payload.get("outcome") == "retry" for record in fold.requests.values()
-        )
+        self.retries = outcomes(fold).count("retry")
 
 
 class Slot(NamedTuple):
     """A process. `pc`: take (a claim), ready (to decide), sent (outcome unknown), started (may call
-    the write), result (the call is over, not recorded). `extra`: answers, or what was sent."""
+    the write), result (the call is over, not recorded), late (the same, and fenced meanwhile).
+    `extra`: answers, or what was sent."""
 
     pc: str
     view: int
@@ -186,6 +198,8 @@ CALLS = (
 )
 MARKER: str = VERDICTS[1].marker  # type: ignore[union-attr]
 VALUES = ("R", "W")
+DECISIONS = ("approve", "reject")
+INPUT = "i1"
 
 
 def meaning(fold: Fold) -> tuple[Any, ...]:
@@ -200,12 +214,16 @@ def meaning(fold: Fold) -> tuple[Any, ...]:
                 tuple((start.n, start.claim, start.permit, start.replay) for start in step.starts),
                 _result(step.completed),
                 tuple((n, said.n, said.payload["outcome"]) for n, said in step.reconciled.items()),
+                tuple(step.late),
                 step.unsafe,
+                step.needs_person,
             )
             for name, step in sorted(fold.steps.items())
         ),
         tuple((marker, said.name, said.n) for marker, said in fold.decisions.items()),
         tuple(sorted((id, said.n) for id, said in fold.requests.items())),
+        tuple((known.request_id, known.status) for known in fold.inputs.values()),
+        fold.cancel.n if fold.cancel else 0,
         fold.reply is not None,
         fold.end is not None,
         str(fold.end.message) if isinstance(fold.end, RunCompleted) else "",
@@ -253,6 +271,8 @@ class Explorer:
         after = self._appended.get(key)
         if after is None:
             body = self.body(label)
+            if label[0] == "start" and view.fold.cancel is not None:
+                raise Violation("a step is started on a cancelled run")
             n = view.n + 1
             held = claim if isinstance(body, HOLDER_RECORDS) else 0
             record, raw = seal(
@@ -275,7 +295,18 @@ class Explorer:
             case ("park", why):
                 return Park(why=why)
             case ("start", index, permit, unsafe):
-                return _start(index, permit, unsafe)
+                return _start(index, permit, unsafe, self.bounds.policy)
+            case ("interrupted", index):
+                body = Interrupted()
+                return StepCompleted(step=STEPS[index], interrupted=body, via="interrupted")
+            case ("cancelled",):
+                return Commit(action="cancel", reason="asked to")
+            case ("input", mode, content):
+                return Input(request_id=INPUT, mode=mode, content=content)
+            case ("withdrawn",):
+                return InputWithdrawn(request_id=INPUT)
+            case ("placed", position):
+                return InputPlaced(request_id=INPUT, position=position)
             case ("done", index, value, via):
                 return StepCompleted(step=STEPS[index], result=value, via=via)
             case ("refused", index, type_, message):
@@ -313,6 +344,8 @@ class Explorer:
     def _decide(self, fold: Fold, slot: Slot) -> Label:
         if fold.finished:
             return ("stop",)
+        if fold.cancel is not None and self.rules.heeds_cancel:
+            return self._cancelled(fold)
         answers: list[str] = []
         awaited = False
         for index, (call, verdict) in enumerate(zip(REPLY.calls, VERDICTS, strict=True)):
@@ -332,18 +365,31 @@ class Explorer:
                     return self._step(fold, index, decision)
                 case other:
                     assert_never(other)
-        return (
-            self._stop(fold, "approval") if awaited else ("append", ("completed", tuple(answers)))
-        )
+        if awaited:
+            return self._stop(fold, "approval")
+        placing = self.rules.decide_placing(fold, "llm/2", ())
+        if placing is not None:
+            return ("append", ("placed", placing.position))
+        return ("append", ("completed", tuple(answers)))
+
+    def _cancelled(self, fold: Fold) -> Label:
+        """End the run; a write that nobody knows of is settled first (PROTOCOL 4)."""
+        for step in fold.unknown():
+            if step.needs_person:
+                return self._stop(fold, "reconcile")
+            return ("append", ("interrupted", STEPS.index(step.name)))
+        return ("append", ("cancelled",))
 
     def _step(self, fold: Fold, index: int, decision: StepDecision) -> Label:
         match decision:
-            case Settle(result):
-                return ("append", ("done", index, result, "reconcile"))
+            case Settle(result, _, via):
+                return ("append", ("done", index, result, via))
             case Run(permit, _, unsafe):
                 return ("append", ("start", index, permit, unsafe))
             case Wait(start):
                 return ("over?", start.claim)
+            case Ask(_, "interrupt"):
+                return ("append", ("interrupted", index))
             case Ask():
                 return self._stop(fold, "reconcile")
             case Reuse() | Mismatch():
@@ -366,6 +412,8 @@ class Explorer:
             yield from self._process(state, view, index, slot)
         yield from self._network(state, view)
         yield from self._person(state, view)
+        if self.bounds.inputs and view.n < self.bounds.records:
+            yield from self._sender(state, view)
 
     def _process(
         self, state: State, view: View, index: int, slot: Slot
@@ -393,6 +441,9 @@ class Explorer:
                 if which == 1:  # the write raised: nobody knows, and this process knows least
                     ready = slot._replace(pc="ready", extra=())
                     yield ("the write raises", with_slot(state, index, ready))
+            case "late":
+                yield from self._crash(state, view, index, slot)
+                yield from self._report(state, view, index, slot)
 
     def _begin(self, state: State, view: View, index: int) -> Iterator[tuple[str, State]]:
         if view.fold.finished:
@@ -516,6 +567,8 @@ class Explorer:
 
     def _reread(self, view: View, slot: Slot) -> Slot:
         if self._fenced(view, slot):
+            if self.bounds.late and slot.pc == "result" and slot.extra == (1,):
+                return Slot("late", 0, attempted=slot.attempted)
             return OFF
         if slot.pc == "take":
             live, was = view.fold.claim, self.views[slot.view].fold.claim
@@ -582,6 +635,37 @@ class Explorer:
             after = self.append(view, label, 0) if label else view
             yield (f"the door appends {state[7]}", (after.id, *state[1:7], ()))
 
+    def _report(
+        self, state: State, view: View, index: int, slot: Slot
+    ) -> Iterator[tuple[str, State]]:
+        """The fenced process tells what its write returned, or is told that it need not (R29)."""
+        said = ("late", slot.attempted[-1])
+        label = self.decide_signal(view, said, held=False)
+        if label and view.n >= self.bounds.records:
+            return
+        after = self.append(view, label, 0) if label else view
+        landed = (after.id, *state[1:])
+        what = "reports its result" if label else "reports in vain"
+        yield (f"a fenced process {what}", with_slot(landed, index, OFF))
+
+    def _sender(self, state: State, view: View) -> Iterator[tuple[str, State]]:
+        """Somebody sends an input, and perhaps takes it back."""
+        body = input_body(INPUT, "follow_up", "and?")
+        labels: list[Label] = []
+        try:
+            if isinstance(decide_input(view.fold, body), Queue):
+                labels.append(("input", body.mode, body.content))
+        except RunfoldError:
+            pass
+        try:
+            if decide_withdrawal(view.fold, INPUT) is not None:
+                labels.append(("withdrawn",))
+        except RunfoldError:
+            pass
+        for label in labels:
+            after = self.append(view, label, 0)
+            yield (f"somebody: {label[0]}", (after.id, *state[1:]))
+
     def sayings(self, view: View) -> list[tuple[Any, ...]]:
         """Everything a person could say now; each with a request id of its own."""
         step = view.fold.steps.get(WRITE)
@@ -590,6 +674,7 @@ class Explorer:
             ("approve",),
             ("reject",),
             *(("reconcile", outcome, n) for n in starts for outcome in ("done", "retry")),
+            *([("cancel",)] if self.bounds.cancels else []),
         ]
 
     def decide_signal(self, view: View, said: tuple[Any, ...], *, held: bool) -> Label:
@@ -630,7 +715,7 @@ class Explorer:
     def _settled(self, view: View, slot: Slot) -> Slot:
         if slot.pc == "off":
             return OFF
-        if slot.pc == "started":  # it calls, whatever the journal says by then
+        if slot.pc in ("started", "late"):  # what it does next asks nobody
             return slot._replace(view=0)
         if slot.view == view.id:
             return slot
@@ -712,26 +797,39 @@ class Explorer:
         fold = view.fold
         found.deepest = max(found.deepest, view.n)
         found.calls_max = max(found.calls_max, len(calls))
+        found.lates += any(step.late for step in fold.steps.values())
         if len(set(calls)) < len(calls):
             raise Violation("one start let the write be called twice")
         if len(calls) > 1 + view.retries:
             raise Violation(
                 f"{len(calls)} calls of the write with {view.retries} retries permitted"
             )
-        decided = [said.name for said in fold.requests.values() if "marker" in said.payload]
+        decided = [said.name for said in fold.requests.values() if said.name in DECISIONS]
         if len(decided) > 1:
             raise Violation(f"two decisions on one marker are recorded: {decided}")
         if calls and decided != ["approve"]:
             raise Violation(f"the write was called, and the decision is {decided}")
+        if isinstance(fold.end, Commit):
+            found.ends.add("cancelled")
+            if fold.cancel is None:
+                raise Violation("the run ends as cancelled, and nobody cancelled it")
+        for known in fold.inputs.values():
+            found.inputs.add(known.status)
+            if fold.end is not None and known.status in ("queued", "placed"):
+                raise Violation(f"the run has ended and its input is {known.status}")
         if isinstance(fold.end, RunCompleted):
+            if fold.cancel is not None:
+                raise Violation("the run was cancelled, and completes all the same")
             answer = tuple(fold.end.message["content"])
             found.ends.add(answer)
             self._check_answer(fold, answer, calls)
 
     def _check_answer(self, fold: Fold, answer: tuple[str, ...], calls: tuple[int, ...]) -> None:
-        said = {record.payload.get("outcome") for record in fold.requests.values()}
+        said = outcomes(fold)
         rejected = any(record.name == "reject" for record in fold.requests.values())
         allowed = {"rejected"} if rejected else {"W"} | ({"D"} if "done" in said else set())
+        if self.bounds.policy == "interrupt" and calls_started(fold):
+            allowed.add("interrupted")
         if answer[0] != "R" or answer[1] not in allowed:
             raise Violation(f"the answer is {answer}; allowed are {sorted(allowed)}")
         if answer[1] == "W" and not calls:
@@ -785,12 +883,27 @@ def holds(slots: tuple[Slot, ...], claim: int) -> bool:
     )
 
 
+def calls_started(fold: Fold) -> bool:
+    return WRITE in fold.steps and bool(fold.steps[WRITE].starts)
+
+
+def outcomes(fold: Fold) -> list[str]:
+    """What a person said of unknown writes, in all."""
+    return [
+        said.payload["outcome"] for step in fold.steps.values() for said in step.reconciled.values()
+    ]
+
+
 def signal_of(said: tuple[Any, ...]) -> AnySignal:
     match said:
         case ("approve",):
             return Approve(marker=MARKER)
         case ("reject",):
             return Reject(marker=MARKER)
+        case ("cancel",):
+            return Cancel()
+        case ("late", n):
+            return Late(step=WRITE, start=n, result="W")
         case ("reconcile", "done", n):
             return Reconcile(step=WRITE, outcome="done", result="D", start=n)
         case ("reconcile", "retry", n):
@@ -799,7 +912,7 @@ def signal_of(said: tuple[Any, ...]) -> AnySignal:
             raise AssertionError(said)
 
 
-def _start(index: int, permit: int, unsafe: bool) -> StepStarted:
+def _start(index: int, permit: int, unsafe: bool, policy: Policy) -> StepStarted:
     call = CALLS[index]
     return StepStarted(
         step=call.step,
@@ -810,4 +923,5 @@ def _start(index: int, permit: int, unsafe: bool) -> StepStarted:
         replay="unsafe" if unsafe else "safe",
         key=step_key(RUN, call),
         permit=permit,
+        policy=policy,
     )

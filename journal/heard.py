@@ -1,0 +1,102 @@
+"""Core: what a signal does to the state of its run, and what is kept to recognise its repeats."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .limits import REPEATS_KEPT_S
+from .records import Commit, Known, Signal
+from .values import canonical, digest
+from .waits import instant_text, parse_instant
+
+if TYPE_CHECKING:
+    from .fold import Fold
+
+
+def hear(fold: Fold, record: Signal) -> None:
+    """Take a signal that passed `check` at this very state."""
+    known = known_signal(record)
+    fold.requests.setdefault(record.request_id, known)
+    payload = record.payload
+    match record.name:
+        case "approve" | "reject":
+            fold.decisions.setdefault(known.about, known)
+        case "reconcile":
+            said = (payload.get("outcome"), "result" in payload)
+            if said not in (("done", True), ("retry", False)):  # never taken for a permit
+                fold.newer = f"signal: reconcile {payload.get('outcome')!r}"
+                return
+            fold.steps[payload["step"]].reconciled.setdefault(payload["start"], record)
+        case "late":
+            fold.steps[payload["step"]].late.setdefault(payload["start"], record)
+        case "cancel":
+            fold.cancel = fold.cancel or known
+        case "resume":
+            _resume(fold, record.n)
+        case "child":
+            if fold.children.get(payload["run"]) is None:
+                fold.children[payload["run"]] = payload.get("outcome")
+
+
+def _resume(fold: Fold, n: int) -> None:
+    fold.resumed = n
+    if not isinstance(fold.end, Commit):
+        return
+    # A failed run gets another try: a new iteration from the same checkpoint, which goes on from
+    # what the failed one recorded, or honours its unsafe calls (R44, R52).
+    if fold.end.afresh:
+        fold.begin_afresh()
+    fold.end = None
+    fold.cancel = None
+    kept = fold.honoured, fold.steps, fold.open, fold.reply
+    fold.next_iteration()
+    fold.honoured, fold.steps, fold.open, fold.reply = kept
+
+
+def forget_before(fold: Fold, at: str) -> None:
+    """At a commit: drop what is only kept to recognise repeats, once it is old enough (R62), and
+    reasons that nothing reads any more."""
+    try:
+        now = parse_instant(at)
+    except ValueError:  # `at` is informative only
+        return
+    oldest = instant_text(now - timedelta(seconds=REPEATS_KEPT_S))
+    fold.requests = _recent(fold.requests, oldest)
+    fold.decisions = _recent(fold.decisions, oldest)
+    fold.inputs = {
+        key: known
+        for key, known in fold.inputs.items()
+        if known.status == "queued" or known.at >= oldest
+    }
+
+
+def _recent(known: dict[str, Known], oldest: str) -> dict[str, Known]:
+    return {
+        key: msgspec.structs.replace(one, reason="") if one.reason else one
+        for key, one in known.items()
+        if one.at >= oldest
+    }
+
+
+def known_signal(record: Signal) -> Known:
+    """What is kept of a signal."""
+    payload = record.payload
+    about = payload.get("marker", payload.get("start", ""))
+    return Known(
+        request_id=record.request_id,
+        name=record.name,
+        n=record.n,
+        at=record.at,
+        by=record.by,
+        digest=payload_digest(payload),
+        about=str(about),
+        reason=str(payload.get("reason", "")) if record.name in ("reject", "cancel") else "",
+    )
+
+
+def payload_digest(payload: dict[str, Any]) -> str:
+    """What two payloads are the same by."""
+    return digest("signal", canonical(payload))

@@ -1,0 +1,189 @@
+"""Core: whether a record may stand next in a journal. Stricter than any writer (PROTOCOL 3).
+
+A record that does not chain, comes from a fenced claim, repeats an id or breaks the order of a
+step, an input or an iteration is Damage: what passes here, every reader takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from .codec import Damage
+from .messages import JSON
+from .records import (
+    HOLDER_RECORDS,
+    Commit,
+    Input,
+    InputPlaced,
+    InputWithdrawn,
+    NewerRecord,
+    Park,
+    Record,
+    RunCompleted,
+    RunPurged,
+    RunStarted,
+    Signal,
+    StepCompleted,
+    StepProgress,
+    StepStarted,
+)
+from .step_state import model_reply
+from .waits import parse_instant
+
+if TYPE_CHECKING:
+    from .fold import Fold
+
+
+def check(fold: Fold, record: Record) -> None:
+    """Raises Damage where the record can't follow this fold."""
+    _check_chain(fold, record)
+    if fold.newer is not None:  # what follows a record of a newer version can't be understood
+        return
+    _check_order(fold, record)
+    match record:
+        case StepStarted():
+            _check_start(fold, record)
+        case StepProgress():
+            if record.step not in fold.open:
+                raise Damage(f"record {record.n} is progress of {record.step}, which is not open")
+        case StepCompleted():
+            _check_complete(fold, record)
+        case Park():
+            _check_park(fold, record)
+        case Commit() | RunCompleted():
+            _check_commit(fold, record)
+        case Signal():
+            _check_signal(fold, record)
+        case Input() | InputWithdrawn() | InputPlaced():
+            _check_input(fold, record)
+        case _:
+            pass
+
+
+def _check_chain(fold: Fold, record: Record) -> None:
+    """Ordinal, previous hash, writer id. Raises Damage."""
+    if isinstance(record, RunPurged) and fold.n == 0:
+        return  # a tombstone is the first record left, whatever its ordinal
+    if record.n != fold.n + 1:
+        first, last = fold.n + 1, record.n - 1
+        missing = f"{first} to {last}" if last > first else f"{first}"
+        raise Damage(f"record {missing} is missing: record {record.n} follows {fold.n}")
+    if record.prev != fold.head:
+        raise Damage(f"record {record.n} does not follow record {fold.n}: its hash differs")
+    if fold.repeats(record.id):
+        raise Damage(f"record {record.n} repeats the writer id {record.id}")
+
+
+def _check_order(fold: Fold, record: Record) -> None:
+    """Claims, the end, and the order every writer keeps. Raises Damage."""
+    if isinstance(record, NewerRecord):
+        return
+    if isinstance(record, RunPurged) and fold.n == 0:
+        return
+    if (fold.n == 0) != isinstance(record, RunStarted):
+        raise Damage(
+            f"record {record.n} is {type(record).__name__}: a run starts once, at record 1"
+        )
+    live = fold.claim.n if fold.claim else 0
+    if isinstance(record, HOLDER_RECORDS) and record.claim != live:
+        raise Damage(f"record {record.n} was written under claim {record.claim}, not {live}")
+    reopens = isinstance(record, Signal) and record.name == "resume" and fold.can_reopen
+    if fold.purged is not None or (fold.end and not isinstance(record, RunPurged) and not reopens):
+        raise Damage(f"record {record.n} stands after the run's end")
+    if isinstance(record, RunPurged) and fold.end is None:
+        raise Damage(f"record {record.n} purges a run that has not ended")
+
+
+def _check_start(fold: Fold, record: StepStarted) -> None:
+    step = fold.steps.get(record.step)
+    if step is None:
+        return
+    if step.completed is not None:
+        raise Damage(f"record {record.n} starts {record.step} again after its result")
+    if step.unsafe:
+        permit = step.reconciled.get(step.last.n)
+        retry = permit is not None and permit.payload["outcome"] == "retry"
+        retry = retry and step.last.n not in step.late  # the truth beats the permit
+        if permit is None or not retry or permit.n != record.permit:
+            raise Damage(f"record {record.n} starts {record.step} again without a permit")
+
+
+def _check_complete(fold: Fold, record: StepCompleted) -> None:
+    step = fold.steps.get(record.step)
+    given = [record.result, record.error, record.interrupted]
+    if sum(value is not UNSET for value in given) != 1:
+        raise Damage(f"record {record.n} holds not exactly one of result, error, interrupted")
+    if step is None and record.via != "refused":
+        raise Damage(f"record {record.n} completes {record.step}, which never started")
+    if step is not None and step.completed is not None:
+        raise Damage(f"record {record.n} completes {record.step} a second time")
+    if record.verdicts:
+        model_reply(record)
+
+
+def _check_park(fold: Fold, record: Park) -> None:
+    if any(name not in fold.open for name in record.steps):
+        raise Damage(f"record {record.n} parks for a step that is not open")
+    if (record.iteration, record.attempt) != (fold.iteration, fold.attempt):
+        raise Damage(
+            f"record {record.n} parks attempt {record.attempt} of iteration {record.iteration}, "
+            f"not {fold.attempt} of {fold.iteration}"
+        )
+    if record.why == "retry" and fold.unknown():
+        raise Damage(f"record {record.n} ends an attempt while a write is unknown")
+    _check_instant(record.n, record.until)
+
+
+def _check_commit(fold: Fold, record: Commit | RunCompleted) -> None:
+    if record.iteration != fold.iteration:
+        raise Damage(
+            f"record {record.n} commits iteration {record.iteration}, not {fold.iteration}"
+        )
+    if fold.unknown():
+        raise Damage(f"record {record.n} ends an iteration while a write is unknown")
+    if isinstance(record, Commit):
+        _check_instant(record.n, record.waits.until)
+
+
+def _check_instant(n: int, until: str) -> None:
+    try:
+        if until:
+            parse_instant(until)
+    except ValueError as error:
+        raise Damage(f"record {n} waits until {until[:40]!r}, which is no instant") from error
+
+
+def _check_signal(fold: Fold, record: Signal) -> None:
+    match record.name:
+        case "approve" | "reject":
+            _text_of(record, "marker")
+        case "reconcile" | "late":
+            step = fold.steps.get(_text_of(record, "step"))
+            start: JSON = record.payload.get("start")
+            if step is None or not any(start == known.n for known in step.starts):
+                raise Damage(f"record {record.n} reconciles a start that is not there")
+            if record.name == "late" and "result" not in record.payload:
+                raise Damage(f"record {record.n} is a late result without one")
+        case "child":
+            _text_of(record, "run")
+        case "cancel" | "resume":
+            pass
+
+
+def _text_of(record: Signal, key: str) -> str:
+    found: JSON = record.payload.get(key)
+    if not isinstance(found, str):
+        raise Damage(f"record {record.n} is a {record.name} without a {key}")
+    return found
+
+
+def _check_input(fold: Fold, record: Input | InputWithdrawn | InputPlaced) -> None:
+    known = fold.inputs.get(record.request_id)
+    if isinstance(record, Input):
+        if known is not None:
+            raise Damage(f"record {record.n} repeats the input {record.request_id}")
+    elif known is None or known.status != "queued":
+        was = known.status if known else "not there"
+        raise Damage(f"record {record.n}: input {record.request_id} is not queued but {was}")

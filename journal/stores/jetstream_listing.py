@@ -1,0 +1,130 @@
+"""Store: which runs have a journal, and the header of each one's last record."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import InvalidId
+from ..ids import RunId, from_subject_token, subject_token
+from ..limits import READ_BUDGET_S, READ_TRY_S
+from .jetstream_answers import ApiError
+from .jetstream_read import RUN_STATUS, Patience, Reader, api_answer, raise_if_gone
+from .nats_connection import Connection
+from .nats_waiting import STATUS, NoReply, Reply
+
+HEADS_PAGE = 512
+"""Subjects a request: nats-server 2.15.1 takes 1 024, and answers with their whole last messages,
+one after another, ahead of other answers on the connection."""
+
+
+class _State(Struct, frozen=True):
+    subjects: dict[str, int] = {}
+
+
+class _Page(Struct, frozen=True):
+    total: int = 0
+    state: _State = _State()
+    error: ApiError | None = None
+
+
+_page = msgspec.json.Decoder(_Page)
+_encode = msgspec.json.Encoder().encode
+
+
+class Listing:
+    """All journals in one stream."""
+
+    def __init__(self, connection: Connection, stream: str, prefix: str) -> None:
+        self._connection = connection
+        self._reader = Reader(connection, stream)
+        self._stream = stream
+        self._prefix = prefix
+
+    async def runs(self) -> list[RunId]:
+        """Every run with a message, in order of its text. Ids sort unlike their subjects (`.` is
+        `~` there), so all pages come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
+        patience = Patience(f"the runs in stream {self._stream} could not be listed")
+        found: set[RunId] = set()
+        offset = 0
+        while True:
+            request = {"subjects_filter": f"{self._prefix}>", "offset": offset}
+            reply = await self._connection.request(
+                f"$JS.API.STREAM.INFO.{self._stream}", _encode(request), timeout_s=READ_BUDGET_S
+            )
+            if isinstance(reply, NoReply):
+                await patience.pause(reply.cause)
+                continue
+            page = api_answer(_page, reply)
+            if page.error is not None:
+                raise_if_gone(page.error, self._stream)
+                await patience.pause(str(page.error))
+                continue
+            patience.renew()
+            for subject in page.state.subjects:
+                run_id = _run_of(subject)
+                if run_id is not None:
+                    found.add(run_id)
+            offset += len(page.state.subjects)
+            if not page.state.subjects or offset >= page.total:
+                return sorted(found)
+
+    async def heads(
+        self, status: frozenset[str] | None
+    ) -> AsyncGenerator[tuple[RunId, str | None], None]:
+        run_ids = await self.runs()
+        for start in range(0, len(run_ids), HEADS_PAGE):
+            page = run_ids[start : start + HEADS_PAGE]
+            found = await self._page(page)
+            for run_id in page:
+                if run_id not in found:  # its journal was removed meanwhile
+                    continue
+                word = found[run_id]
+                if status is None or word is None or word in status:
+                    yield run_id, word
+
+    async def _page(self, run_ids: Sequence[RunId]) -> dict[RunId, str | None]:
+        """A follower may answer, from a moment ago. What does not come is asked for again."""
+        patience = Patience(f"the runs in stream {self._stream} could not be listed")
+        by_subject = {self._prefix + subject_token(run_id): run_id for run_id in run_ids}
+        found: dict[RunId, str | None] = {}
+        while by_subject:
+            complete = False
+
+            def take(reply: Reply) -> bool:
+                nonlocal complete
+                headers = reply.headers
+                if STATUS in headers:  # nats-server 2.15.1: 204 at the end, 404 where none has any
+                    complete = headers[STATUS] in ("204", "404")
+                    return True
+                run_id = by_subject.pop(headers.get("Nats-Subject", ""), None)
+                if run_id is not None:
+                    found[run_id] = headers.get(RUN_STATUS)
+                return False
+
+            request = _encode({"multi_last": list(by_subject)})
+            before = len(found)
+            await self._connection.collect(
+                f"$JS.API.DIRECT.GET.{self._stream}", request, take, idle_s=READ_TRY_S
+            )
+            if complete and len(found) == before:  # not there, or not yet where this came from
+                for subject, run_id in by_subject.items():
+                    last = await self._reader.last(subject, patience)
+                    if last is not None:
+                        found[run_id] = last.headers.get(RUN_STATUS)
+                return found
+            if len(found) > before:
+                patience.renew()
+            if by_subject:
+                await patience.pause("some did not come")
+        return found
+
+
+def _run_of(subject: str) -> RunId | None:
+    """None for a subject that no run has: a stray message is no run's journal."""
+    try:
+        return from_subject_token(subject.rpartition(".")[2])
+    except InvalidId:
+        return None

@@ -1,0 +1,174 @@
+"""Store: pulling tasks from one consumer. Not nats-py's `fetch`: it stalls and misses heartbeats.
+
+A delivered task always reaches its callback, also one that comes after its pull has ended: a
+message that reaches nobody is lost to everybody for the ack wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from .nats_connection import Connection
+from .nats_errors import denied
+from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Waiting
+from .tasks_message import Malformed, Task
+
+log = logging.getLogger("runfold")
+
+HEARTBEAT_S = 5.0
+"""A server that is silent for two of them has forgotten the pull."""
+
+Why: TypeAlias = Literal["filled", "expired", "silent", "gone", "lost", "other"]
+
+
+class PullEnd(Struct, frozen=True):
+    """Why a pull ended. Pull again at once after `filled` and `expired`; after `silent` (heartbeats
+    missed) and `lost` (connection lost, server shutting down, other leader), too: `pull` waits for
+    the connection. `gone`: no such consumer, or no leader: `ensure`, with a pause between. `other`:
+    `text` says what the server said; with a pause."""
+
+    why: Why
+    text: str = ""
+
+
+class Puller:
+    """One long-lived inbox. Used by one task at a time; see TaskQueue.pulling."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        next_subject: str,
+        read: Callable[[Incoming], Task],
+        on_task: Callable[[Task], None],
+        on_malformed: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._next = next_subject
+        self._read = read
+        self._on_task = on_task
+        self._on_malformed = on_malformed
+        self._inbox = ""
+        self._numbers = itertools.count(1)
+        self._reply = ""
+        self._left = 0
+        self._end: PullEnd | None = None
+        self._failure: Exception | None = None
+        self._waiting: Waiting | None = None
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[Puller, None]:
+        self._inbox = self._connection.new_inbox()
+        async with self._connection.listening(f"{self._inbox}.*", self._take):
+            yield self
+
+    async def pull(self, batch: int, expires_s: float = 30.0) -> PullEnd:
+        """Ask for up to `batch` tasks, and wait until they are there or the request has ended. A
+        pull that was cancelled, or ended `silent` or `lost`, may still bring its tasks later.
+
+        Raises PermissionDenied, StoreUnavailable once closed for good, and what `on_task` raised.
+        """
+        if self._waiting is not None:
+            raise RuntimeError("one pull at a time")
+        heartbeat_s = min(HEARTBEAT_S, expires_s / 2)  # nats-server 2.15.1: 400 above the half
+        request = msgspec.json.encode(
+            {
+                "batch": batch,
+                "expires": int(expires_s * 1e9),
+                "idle_heartbeat": int(heartbeat_s * 1e9),
+            }
+        )
+        if not await self._connection.connected_within(expires_s):
+            return PullEnd("lost", f"not connected to {self._connection.shown}")
+        self._reply = f"{self._inbox}.{next(self._numbers)}"
+        self._left, self._end = batch, None
+        silence_s = 2 * heartbeat_s
+        with self._connection.waiting(
+            self._next, lambda _: self._end is not None, first_s=silence_s, idle_s=silence_s
+        ) as waiting:
+            self._waiting = waiting
+            try:
+                if not self._connection.send(self._next, request, self._reply):
+                    return PullEnd("lost", f"not connected to {self._connection.shown}")
+                outcome = await waiting.future
+            finally:
+                self._waiting = None
+                self._reply = ""
+        return self._ended(outcome)
+
+    def _ended(self, outcome: Reply | NoReply | Denied) -> PullEnd:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        match outcome:
+            case Denied(subject):
+                raise denied(subject)
+            case NoReply():
+                return PullEnd("lost" if outcome.lost else "silent", outcome.cause)
+            case Reply():
+                assert self._end is not None
+                return self._end
+
+    # ---- what the connection calls ----------------------------------------------------------
+
+    def _take(self, message: Incoming) -> None:
+        # nats-server 2.15.1: a task comes under its own subject, a status under the reply's, which
+        # tells whose it is. So a late task counts for the present pull.
+        if not message.subject.startswith(self._inbox):
+            self._deliver(message)
+            self._left -= 1
+            if self._left <= 0:
+                self._end = PullEnd("filled")
+        elif message.subject == self._reply:
+            self._end = _read_status(message.headers.get(STATUS, ""), _description(message))
+        else:
+            return
+        if self._waiting is not None:
+            self._waiting.answer(Reply(message.data, message.headers))
+
+    def _deliver(self, message: Incoming) -> None:
+        try:
+            task = self._read(message)
+        except Malformed as error:
+            if message.reply:
+                self._connection.send(message.reply, b"+TERM")
+            self._on_malformed(str(error))
+            return
+        try:
+            self._on_task(task)
+        except Exception as error:  # nats-py's reading task would end over it: `pull` raises it
+            self._failure = error
+            self._left = 0
+
+
+def _read_status(status: str, text: str) -> PullEnd | None:
+    """None: a heartbeat. nats-server 2.15.1: see tests/contract/test_tasks_pull.py."""
+    lower = text.lower()
+    match status:
+        case "100":
+            return None
+        case "408":
+            return PullEnd("expired")
+        case "404":
+            return PullEnd("gone", text)
+        case "503":
+            return PullEnd("gone", "nobody answers for the consumer")
+        case "409" if "consumer deleted" in lower:
+            return PullEnd("gone", text)
+        case "409" if "batch completed" in lower:
+            return PullEnd("filled")
+        case "409" if "leadership change" in lower or "server shutdown" in lower:
+            return PullEnd("lost", text)
+        case _:  # 400; 409: Exceeded MaxWaiting, MaxRequestBatch…, Consumer is push based
+            return PullEnd("other", f"{status} {text}".strip())
+
+
+def _description(message: Incoming) -> str:
+    """nats-py 2.16.0 puts it under a member of an enum that equals the text, but hashes unlike."""
+    return next((value for name, value in message.headers.items() if name == "Description"), "")

@@ -1,0 +1,121 @@
+"""Shell: calling a tool for a step: what its result, its exception or its silence means (R26)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from journal.errors import IndeterminateError, StepFailed, ToolError, Transient
+from journal.handle import Journal
+from journal.ids import RunId
+from journal.messages import JSON
+from journal.records import Asked, StepCompleted, StepError, StepStarted
+from journal.values import Unrecordable, recordable
+
+from .invoke import invoke, limited
+from .tools import Tool, ToolCall
+
+log = logging.getLogger("runfold")
+TEXT_CHARS_MAX = 4000
+
+
+class AwaitDecisions(Exception):
+    """The turn can't go on before a person has decided. `asks`: a turn handler's calls."""
+
+    def __init__(self, asks: tuple[Asked, ...] = ()) -> None:
+        super().__init__("calls wait for approval")
+        self.asks = asks
+
+
+class BoundReached(Exception):
+    """The turn reached a bound: the run fails with this reason (R47)."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def tool_call(journal: Journal, start: StepStarted) -> ToolCall:
+    """The call as its function sees it."""
+
+    async def report(output: JSON) -> None:
+        await journal.progress(start.step, output)
+
+    return ToolCall(
+        run_id=RunId(journal.run_id),
+        step=start.step,
+        name=start.tool,
+        input=start.input,
+        key=start.key,
+        report=report,
+    )
+
+
+async def perform_tool(journal: Journal, tool: Tool, start: StepStarted) -> StepCompleted:
+    """Call a declared tool and make the record of its result."""
+    try:
+        # a read that is past its time may go on in its thread: nobody waits for it
+        keep = journal.abandoned.append if start.replay == "unsafe" else None
+        value = await invoke(tool, start.input, tool_call(journal, start), keep=keep)
+    except ToolError as error:
+        return _declared(start, error)
+    except Exception as error:
+        return _failed(journal, start, error, read=not tool.spec.write)
+    return StepCompleted(step=start.step, result=recordable(value, f"the result of {start.step}"))
+
+
+async def perform_call(
+    journal: Journal,
+    fn: Callable[[ToolCall], Awaitable[JSON]],
+    timeout_s: float,
+    start: StepStarted,
+) -> StepCompleted:
+    """Make a turn handler's call. Other exceptions than ToolError are no result, of a safe call
+    either: a keyed write may have taken effect."""
+    try:
+        value = await limited(start.tool, timeout_s, fn(tool_call(journal, start)))
+    except ToolError as error:
+        return _declared(start, error)
+    except Exception as error:
+        return _failed(journal, start, error, read=False)
+    return StepCompleted(step=start.step, result=recordable(value, f"the result of {start.step}"))
+
+
+def _declared(start: StepStarted, error: ToolError) -> StepCompleted:
+    data = recordable(error.data, f"the data of {start.step}'s ToolError")
+    problem = StepError(type="tool_error", message=text_of(error), data=data)
+    return StepCompleted(step=start.step, error=problem)
+
+
+def _failed(journal: Journal, start: StepStarted, error: Exception, *, read: bool) -> StepCompleted:
+    """What an exception of a tool's body means: a read's result; for a write, nobody knows."""
+    what = f"run {journal.run_id}: {start.step} raised {type(error).__name__}: {text_of(error)}"
+    if start.replay == "unsafe":
+        log.warning("%s; whether it happened is unknown", what)
+        raise IndeterminateError(what, step=start.step, run_id=journal.run_id) from error
+    if isinstance(error, Transient) or not read:
+        hint = "nothing of it was recorded; run again to go on from here"
+        raise StepFailed(what, step=start.step, run_id=journal.run_id, hint=hint) from error
+    problem = StepError(type=type(error).__name__[:100], message=text_of(error))
+    return StepCompleted(step=start.step, error=problem)
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's text, bounded and storable: half surrogates are replaced."""
+    try:
+        text = str(error)
+    except Exception:  # the text is the tool's own code too
+        text = "(an exception without a text)"
+    return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
+
+
+__all__ = [
+    "AwaitDecisions",
+    "BoundReached",
+    "Unrecordable",
+    "perform_call",
+    "perform_tool",
+    "text_of",
+    "tool_call",
+]

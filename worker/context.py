@@ -1,0 +1,359 @@
+"""Shell: what a turn handler sees of its run: durable calls by position (R40-R46).
+
+Why it is safe: every call is a step of the journal, `<iteration>/<position>`, decided by the step
+table. An engine error (fenced, cancelled, unknown, mismatch) ends the turn: it is raised again at
+every later call, and what the handler returns after it counts for nothing (R23).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from msgspec import UNSET, Struct, structs
+
+from journal import ids, steps
+from journal.doors import start_in, started_body
+from journal.errors import (
+    ChildFailed,
+    Fenced,
+    InputMismatch,
+    RunCancelled,
+    RunfoldError,
+    StepFailed,
+)
+from journal.fold import SPAWN, Fold
+from journal.handle import Job, Journal
+from journal.ids import RunId
+from journal.inputs import decide_placing
+from journal.limits import CHILD_DEPTH_MAX, TOOL_TIMEOUT_S
+from journal.log import Log
+from journal.messages import JSON
+from journal.records import (
+    Asked,
+    InputPlaced,
+    Mode,
+    StepCompleted,
+    StepError,
+    StepStarted,
+)
+from journal.step_state import StepState
+from journal.stepping import Draining
+from journal.steps import Probe, completed_value, make_call
+from journal.unknown import Ways
+from journal.values import digest, marker_digest, normalise, recordable
+
+from .agent import Agent
+from .calls import AwaitDecisions, BoundReached, Unrecordable, perform_call, text_of
+from .tools import OnUnknown, Replay, ToolCall
+
+T = TypeVar("T")
+
+
+class ToolResult(Struct, frozen=True, kw_only=True):
+    """What a call came to: `output`; or an `error` that the tool declared; or `interrupted`, with
+    what it reported (`partial`): then it may or may not have taken effect (R27)."""
+
+    output: JSON = None
+    error: str | None = None
+    interrupted: bool = False
+    partial: JSON = None
+
+
+class Input(Struct, frozen=True, kw_only=True):
+    """A message for the running agent, placed in this turn."""
+
+    request_id: str
+    mode: Mode
+    content: JSON
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A durable call of a turn handler. `approval`: the text a person decides on; None: none is
+    needed. `on_unknown`, `probe`: as for `@write`."""
+
+    name: str
+    input: JSON
+    fn: Callable[[ToolCall], Awaitable[JSON]]
+    replay: Replay
+    on_unknown: OnUnknown = "reconcile"
+    probe: Probe | None = None
+    approval: str | None = None
+    timeout_s: float = TOOL_TIMEOUT_S
+
+
+class Context:
+    """One turn of one run. One task at a time; `parallel` is for several calls at once (R46)."""
+
+    def __init__(self, journal: Journal, agent: Agent) -> None:
+        started = journal.fold.started
+        assert started is not None
+        self.journal = journal
+        self.run_id = RunId(journal.run_id)
+        self.agent = agent.name
+        self.iteration = journal.fold.iteration
+        self.attempt = journal.fold.attempt
+        self.input: JSON = started.input
+        self._bounds = agent.bounds
+        self._position = 0
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self.ended: Exception | None = None
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def load_checkpoint(self) -> JSON:
+        """The `state` of the last commit; None before the first."""
+        return self.journal.fold.state
+
+    def child(self, run_id: RunId) -> JSON:
+        """The answer of a child run that has ended. Raises ChildFailed where it has none, and
+        LookupError while it runs: wait with `Continue(until_child=…)`."""
+        outcome = self.journal.fold.children.get(run_id)
+        if outcome is None:
+            raise LookupError(f"child run {run_id} has not ended, or is none of {self.run_id}")
+        if outcome.get("status") == "completed":
+            return outcome.get("message")
+        raise ChildFailed(
+            f"child run {run_id} {outcome.get('status')}: {outcome.get('reason', '')}",
+            run_id=self.run_id,
+        )
+
+    async def heartbeat(self) -> None:
+        """Raises RunCancelled or Fenced as soon as it is known; for long work between calls."""
+        await asyncio.sleep(0)
+        self._check()
+
+    async def put_stream(self, tokens: str) -> None:
+        """Show followers a piece of an answer that is being made; it is no record (R38)."""
+        self._check()
+        await self.journal.store.preview(self.run_id, tokens)
+
+    # ---- calls ------------------------------------------------------------------------------
+
+    async def model(self, fn: Callable[[], Awaitable[JSON]]) -> JSON:
+        """The recorded result of `fn`, a model request. What it raises is not recorded and ends
+        the attempt (R45)."""
+        (position,) = self._take(1)
+        call = make_call(position, "model", "", None, unsafe=False)
+
+        async def perform(start: StepStarted) -> StepCompleted:
+            try:
+                value = await fn()
+            except Exception as error:
+                raise StepFailed(
+                    f"run {self.run_id}: the model call {position} failed: "
+                    f"{type(error).__name__}: {text_of(error)}",
+                    step=position,
+                    run_id=self.run_id,
+                    hint="nothing of it was recorded; run again to go on from here",
+                ) from error
+            return StepCompleted(
+                step=position, result=recordable(value, f"the result of {position}")
+            )
+
+        completed = await self._engine(self.journal.step(call, perform))
+        return completed_value(completed)[0]
+
+    async def tool(self, call: Call) -> ToolResult:
+        """The result of the call, made at most once where it is UNSAFE (R42)."""
+        return (await self.parallel(call))[0]
+
+    async def parallel(self, *calls: Call) -> tuple[ToolResult, ...]:
+        """Several calls at once; positions and results are in the order of the arguments (R35).
+        Where some wait for approval, the others are made first."""
+        return await self._engine(self._parallel(calls, self._take(len(calls))))
+
+    async def _parallel(
+        self, calls: Sequence[Call], positions: Sequence[str]
+    ) -> tuple[ToolResult, ...]:
+        journal = self.journal
+        results: dict[int, StepCompleted] = {}
+        asks: list[Asked] = []
+        jobs: dict[int, Job] = {}
+        for index, (position, call) in enumerate(zip(positions, calls, strict=True)):
+            made = self._made(call, position)
+            ways = Ways(probe=call.probe, honoured=self._honoured(made))
+            if position not in journal.fold.steps and ways.honoured is None:
+                decided = self._decided(call, made)
+                if isinstance(decided, Asked):
+                    asks.append(decided)
+                    continue
+                if isinstance(decided, StepError):
+                    results[index] = await self._refuse(position, decided)
+                    continue
+                made = structs.replace(made, permit=decided)
+            jobs[index] = (made, partial(perform_call, journal, call.fn, call.timeout_s), ways)
+        if jobs:
+            completed = await journal.steps(list(jobs.values()))
+            results.update(zip(jobs, completed, strict=True))
+        if asks:
+            raise AwaitDecisions(tuple(asks))
+        return tuple(_result(results[index]) for index in range(len(calls)))
+
+    def _made(self, call: Call, position: str) -> steps.Call:
+        return make_call(
+            position,
+            "tool",
+            ids.name(call.name, "a tool"),
+            normalise(call.input, f"the input of {position}"),
+            unsafe=call.replay is Replay.UNSAFE,
+            timeout_s=call.timeout_s,
+            policy=call.on_unknown,
+        )
+
+    def _honoured(self, made: steps.Call) -> StepState | None:
+        """The unsafe step of an earlier attempt that this call is, by tool, input, occurrence."""
+        key = (made.tool, made.digest)
+        earlier = self.journal.fold.honoured.get(key, [])
+        occurrence = self._seen[key]
+        self._seen[key] += 1
+        return earlier[occurrence] if occurrence < len(earlier) else None
+
+    def _decided(self, call: Call, made: steps.Call) -> int | StepError | Asked:
+        """The permit (0: none needed), a refusal, or what a person is asked. A write that was
+        interrupted is not simply made again (R27)."""
+        text = call.approval
+        if made.digest in self.journal.fold.interrupted:
+            again = "the same call was interrupted before and may have taken effect"
+            text = f"{text}; {again}" if text else again
+        if text is None:
+            return 0
+        digest_ = marker_digest(self.run_id, made.step, made.digest, text, "")
+        marker = ids.marker(self.run_id, made.step, self.attempt, digest_)
+        answer = self.journal.fold.decisions.get(marker)
+        if answer is None:
+            return Asked(marker=marker, step=made.step, tool=made.tool, input=made.input, text=text)
+        if answer.name == "reject":
+            return StepError(type="rejected", message=answer.reason or "no reason given")
+        return answer.n
+
+    async def _refuse(self, position: str, error: StepError) -> StepCompleted:
+        body = StepCompleted(step=position, error=error, via="refused")
+        refused = await self.journal.append(
+            lambda fold: None if fold.finished or position in fold.steps else body
+        )
+        if refused is None:
+            raise Fenced(f"step {position} was completed by somebody else", run_id=self.run_id)
+        return refused
+
+    # ---- inputs and children ----------------------------------------------------------------
+
+    async def place_inputs(self, mode: Mode) -> tuple[Input, ...]:
+        """The queued inputs of this mode, placed here: once and for ever, in order (R62)."""
+        (position,) = self._take(1)
+
+        def due(fold: Fold) -> InputPlaced | None:
+            # A call that was recorded behind this position was made without them.
+            if _later(fold, self.iteration, self._position):
+                return None
+            return decide_placing(fold, position, (mode,))
+
+        async def place() -> None:
+            while await self.journal.append(due) is not None:
+                pass
+
+        await self._engine(place())
+        return tuple(
+            Input(request_id=known.request_id, mode=known.mode, content=known.content)
+            for known in self.journal.fold.placed_at(position)
+        )
+
+    async def spawn(self, agent: str, input: JSON, *, name: str, priority: int = 0) -> RunId:
+        """Start a child run under an id derived from this run and `name`; the same call is the
+        same child. Its end wakes a `Continue(until_child=…)`; a failed or cancelled parent cancels
+        its children (R57)."""
+        (position,) = self._take(1)
+        child = child_id(self.run_id, ids.name(name, "a child"))
+        started = self.journal.fold.started
+        assert started is not None
+        if started.depth >= CHILD_DEPTH_MAX:
+            raise InputMismatch(
+                f"run {self.run_id} is {started.depth} levels deep: it starts no child",
+                run_id=self.run_id,
+            )
+        value = normalise(input, f"the input of child {name}")
+        what = {"run": child, "agent": ids.name(agent, "an agent"), "input": value}
+        call = make_call(position, "tool", SPAWN, what, unsafe=False)
+        store = self.journal.store
+
+        async def perform(start: StepStarted) -> StepCompleted:
+            log = await Log.read(store, child, by=self.journal.worker)
+            body = started_body(
+                child,
+                agent,
+                value,
+                parent=self.run_id,
+                depth=started.depth + 1,
+                priority=priority,
+            )
+            await start_in(log, body)
+            await store.wake(child, agent, cause=1, priority=priority)
+            return StepCompleted(step=position, result=child)
+
+        completed = await self._engine(self.journal.step(call, perform))
+        return RunId(str(completed.result))
+
+    # ---- the engine -------------------------------------------------------------------------
+
+    def _take(self, count: int) -> list[str]:
+        """The next positions."""
+        self._check()
+        first = self._position
+        self._position += count
+        if self._position > self._bounds.calls_per_iteration:
+            self.ended = BoundReached("calls_per_iteration", f"{self._position} calls in a turn")
+            raise self.ended
+        return [f"{self.iteration}/{first + index}" for index in range(count)]
+
+    def _check(self) -> None:
+        """Raises what ended this turn: at every call of it, whatever the handler makes of it."""
+        run = self.run_id
+        if self.ended is None:
+            if self.journal.lost:
+                self.ended = Fenced(f"run {run} is no longer held here", run_id=run)
+            elif self.journal.stop == "cancel" or self.journal.fold.cancel is not None:
+                self.ended = RunCancelled(f"run {run} was cancelled", run_id=run)
+            elif self.journal.stop == "drain":
+                self.ended = Draining(f"run {run} is handed over", run_id=run)
+        if self.ended is not None:
+            raise self.ended
+
+    async def _engine(self, work: Awaitable[T]) -> T:
+        """Await work of the engine; its errors end the turn."""
+        try:
+            return await work
+        except (RunfoldError, AwaitDecisions, Unrecordable) as error:
+            self.ended = self.ended or error
+            raise
+
+    def leftover(self) -> str | None:
+        """A recorded call behind the last one this turn asked for: the code has changed (R43)."""
+        return _later(self.journal.fold, self.iteration, self._position)
+
+
+def _later(fold: Fold, iteration: int, position: int) -> str | None:
+    """A step of a handler's turn at this position or behind it."""
+    for name in fold.steps:
+        turn, _, place = name.partition("/")
+        if turn == str(iteration) and place.isdecimal() and int(place) >= position:
+            return name
+    return None
+
+
+def _result(completed: StepCompleted) -> ToolResult:
+    if completed.error is not UNSET:
+        return ToolResult(error=completed.error.message, output=completed.error.data)
+    if completed.interrupted is not UNSET:
+        return ToolResult(interrupted=True, partial=completed.interrupted.partial)
+    return ToolResult(output=completed.result)
+
+
+def child_id(run_id: RunId, name: str) -> RunId:
+    """`<run>.<name>`; where that is too long, a digest of both takes the end's place."""
+    plain = f"{run_id}.{name}"
+    if ids.valid_run_id(plain):
+        return RunId(plain)
+    return ids.run_id(f"{plain[:95]}.{digest(run_id, name)}")

@@ -1,0 +1,297 @@
+"""Shell: the records that end a turn: park, commit, the run's end (R41, R44, R61).
+
+Why it is safe: each is due only at a tail where nothing that would end the wait is there, no write
+is unknown, and the run has neither ended nor been cancelled; what comes first wins the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Literal, assert_never
+
+import msgspec
+
+from journal.errors import NotEncodable, TooLarge
+from journal.fold import Fold
+from journal.handle import Journal
+from journal.messages import JSON, Message
+from journal.records import Asked, Commit, Park, RunCompleted, Waits
+from journal.summary import with_summary
+from journal.unknown import RetryLater, settle_without_code
+from journal.values import normalise
+from journal.waits import due, instant_text, parse_instant, wait_of, would_go_on
+
+from .agent import Agent, Complete, Continue, Fail, Next, Pause
+from .calls import TEXT_CHARS_MAX
+
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    """The clock of a holder: it decides when a wait is over, never what is safe."""
+    return datetime.now(UTC)
+
+
+class Ends:
+    """The records that end a turn, each due only at a tail where it still is. `rests`: the run
+    waits for a person, without a record that says so (a store without claims)."""
+
+    def __init__(self, journal: Journal, agent: Agent, clock: Clock) -> None:
+        self.journal = journal
+        self.agent = agent
+        self.clock = clock
+        self.rests = False
+
+    # ---- time -------------------------------------------------------------------------------
+
+    def _now(self) -> str:
+        return instant_text(self.clock())
+
+    def deadline(self) -> str:
+        """The instant at which the run's duration is over; empty without a bound."""
+        limit_s = self.agent.bounds.duration_s
+        started = self.journal.fold.started
+        if limit_s is None or started is None:
+            return ""
+        return instant_text(parse_instant(started.at) + timedelta(seconds=limit_s))
+
+    def over(self) -> bool:
+        return due(self.deadline(), self._now())
+
+    def turn_limit_s(self) -> float | None:
+        limits = [self.agent.bounds.turn_timeout_s]
+        if deadline := self.deadline():
+            limits.append(max((parse_instant(deadline) - self.clock()).total_seconds(), 0.0))
+        given = [limit for limit in limits if limit is not None]
+        return min(given, default=None)
+
+    def _until(self, wanted: str = "") -> str:
+        """The earlier one of an instant and the run's deadline."""
+        given = [text for text in (wanted, self.deadline()) if text]
+        return min(given, key=parse_instant, default="")
+
+    # ---- records ----------------------------------------------------------------------------
+
+    async def park(
+        self,
+        why: Literal["approval", "reconcile", "pause"],
+        *,
+        asks: tuple[Asked, ...] = (),
+        reason: str = "",
+    ) -> None:
+        """Leave the run waiting, unless something that ends the wait has come: both are records
+        that compete for the next sequence (R61)."""
+        journal = self.journal
+        await journal.refresh()
+        needed = journal.store.shared or bool(asks) or why == "pause"
+
+        def record(fold: Fold) -> Park | None:
+            if fold.finished or fold.cancel is not None or fold.wait is not None:
+                return None  # a doubted step has parked it already
+            park = Park(
+                why=why,
+                iteration=fold.iteration,
+                attempt=fold.attempt,
+                until=self._until(),
+                reason=reason[:TEXT_CHARS_MAX],
+                asks=asks,
+            )
+            return None if would_go_on(fold, park) else park
+
+        if why == "reconcile" and not needed:
+            # the journal must say that a person is asked, where a policy would settle it (R7)
+            needed = any(
+                step.unknown and not step.needs_person for step in journal.fold.open.values()
+            )
+        if needed:
+            await journal.append(record)
+        else:
+            self.rests = record(journal.fold) is not None
+
+    async def retry_later(self, later: RetryLater) -> None:
+        """A permitted retry waits for the end of the earlier call: look again after the ack wait,
+        at the latest at that call's deadline (R22)."""
+        soon = self.clock() + timedelta(seconds=self.journal.ack_wait_s)
+        until = soon if not later.until else min(soon, parse_instant(later.until))
+        def record(fold: Fold) -> Park | None:
+            if fold.finished or fold.cancel is not None:
+                return None
+            park = Park(
+                why="retry",
+                steps=(later.step,),
+                iteration=fold.iteration,
+                attempt=fold.attempt,
+                until=self._until(instant_text(until)),
+                reason=later.message,
+            )
+            return None if would_go_on(fold, park) else park
+
+        await self.journal.append(record)
+
+    async def commit(self, outcome: Next) -> None:
+        match outcome:
+            case Continue():
+                await self._continue(outcome.state, self._waits(outcome))
+            case Pause(reason=reason, state=state, until=until):
+                instant = _instant("until", until) if until is not None else ""
+                waits = Waits(resume=True, until=self._until(instant))
+                await self._continue(state, waits, reason)
+            case Complete(message=message):
+                await self._complete(message)
+            case Fail(retriable=True):
+                await self.failed_attempt(outcome.reason, outcome.detail)
+            case Fail():
+                await self.fail(outcome.reason, outcome.detail)
+            case other:
+                assert_never(other)
+
+    def _waits(self, outcome: Continue) -> Waits:
+        given: list[str] = []
+        if outcome.delay is not None:
+            given.append(_delayed(self.clock(), outcome.delay))
+        if outcome.until is not None:
+            given.append(_instant("until", outcome.until))
+        until = min(given, key=parse_instant, default="")
+        if not (until or outcome.until_input or outcome.until_child):
+            return Waits()
+        return Waits(
+            until=self._until(until),
+            until_input=outcome.until_input,
+            until_child=outcome.until_child or "",
+        )
+
+    async def _continue(self, state: JSON, waits: Waits, reason: str = "") -> None:
+        checkpoint = normalise(state, "the state of the next turn")
+        shared = self.journal.store.shared
+
+        def record(fold: Fold) -> Commit | None:
+            if fold.finished or fold.cancel is not None or fold.unknown():
+                return None
+            commit = Commit(
+                at=self._now(),
+                action="continue",
+                iteration=fold.iteration,
+                state=checkpoint,
+                waits=waits,
+                reason=reason[:TEXT_CHARS_MAX],
+            )
+            wait = wait_of(commit)
+            if wait is not None and (due(wait.until, self._now()) or would_go_on(fold, commit)):
+                commit = msgspec.structs.replace(commit, waits=Waits())
+            return with_summary(fold, commit) if shared else commit
+
+        if self.agent.handler is not None:
+            await self.journal.append(record)
+            return
+        try:
+            await self.journal.append(record)
+        except TooLarge:  # the loop's conversation: it goes on without a point to restart at
+            self.journal.commit_steps *= 2
+
+    async def _complete(self, message: JSON) -> None:
+        if not isinstance(message, Message):
+            message = Message(role="assistant", content=normalise(message, "the answer"))
+        plain = normalise(msgspec.to_builtins(message), "the answer")
+        loop = self.agent.handler is None
+
+        def record(fold: Fold) -> RunCompleted | None:
+            if fold.finished or fold.cancel is not None or fold.unknown():
+                return None
+            if loop and fold.queued():  # placed first: the turn is played again (R62)
+                return None
+            return RunCompleted(message=plain, iteration=fold.iteration)
+
+        await self.journal.append(record)
+
+    async def failed_attempt(self, reason: str, detail: str) -> None:
+        """Record the failure: another attempt after a while, or the run's end (R44, R52)."""
+        retry, fold = self.agent.retry, self.journal.fold
+        afresh = self.agent.handler is not None
+        failures = fold.attempt if afresh else fold.failures + 1
+        if failures >= retry.attempts:
+            await self.fail(reason, detail, retriable=True)
+            return
+        at = self.clock() + timedelta(seconds=retry.delay_s(failures))
+
+        def record(fold: Fold) -> Park | None:
+            if fold.finished or fold.cancel is not None or fold.unknown():
+                return None
+            return Park(
+                why="retry",
+                iteration=fold.iteration,
+                attempt=fold.attempt,
+                until=self._until(instant_text(at)),
+                reason=f"{reason}: {detail}"[:TEXT_CHARS_MAX],
+                afresh=afresh,
+            )
+
+        await self.journal.append(record)
+
+    async def fail(self, reason: str, detail: str, *, retriable: bool = False) -> None:
+        """End the run with a recorded reason; not while a write is unknown: a person is asked
+        first."""
+
+        def record(fold: Fold) -> Commit | None:
+            if fold.finished or fold.unknown():
+                return None
+            return Commit(
+                action="fail",
+                iteration=fold.iteration,
+                reason=reason[:TEXT_CHARS_MAX],
+                detail=detail[:TEXT_CHARS_MAX],
+                retriable=retriable,
+                afresh=self.agent.handler is not None,
+            )
+
+        await self.journal.append(record)
+        if self.journal.fold.unknown():
+            await self.park("reconcile")
+
+    async def cancelled(self) -> None:
+        """End a cancelled run. What is unknown is settled first: by its policy where no code is
+        needed, else by a person."""
+        journal = self.journal
+        for step in journal.fold.unknown():
+            if not await settle_without_code(journal, step):
+                return await self.park_cancelled()
+
+        def record(fold: Fold) -> Commit | None:
+            if fold.finished or fold.unknown() or fold.cancel is None:
+                return None
+            reason = fold.cancel.reason
+            return Commit(action="cancel", iteration=fold.iteration, reason=reason)
+
+        await journal.append(record)
+        return None
+
+    async def park_cancelled(self) -> None:
+        """A cancelled run waits only for the word on its unknown write."""
+
+        def record(fold: Fold) -> Park | None:
+            if fold.finished or not fold.unknown():
+                return None
+            return Park(why="reconcile", iteration=fold.iteration, attempt=fold.attempt)
+
+        if self.journal.store.shared or not all(
+            s.needs_person for s in self.journal.fold.unknown()
+        ):
+            await self.journal.append(record)
+        else:
+            self.rests = True
+
+
+def _instant(what: str, when: datetime) -> str:
+    if when.tzinfo is None:
+        raise NotEncodable(
+            f"{what}={when.isoformat()} has no time zone: which instant is meant?",
+            hint="datetime(…, tzinfo=UTC), or ZoneInfo",
+        )
+    return instant_text(when)
+
+
+def _delayed(now: datetime, delay: timedelta) -> str:
+    try:
+        return instant_text(now + max(delay, timedelta()))
+    except OverflowError as error:
+        raise NotEncodable(f"delay={delay} ends after the year 9999") from error

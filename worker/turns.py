@@ -1,0 +1,156 @@
+"""Shell: carrying an owned run on: turn after turn, until it ends or waits (R40-R47).
+
+Why it is safe: what stops a run is one record that is due only while nothing that would end the
+wait is there, at the tail it is appended to (R61). A turn's outcome is committed only if no write
+of it is unknown and no engine error was met in it, whatever the handler returned (R23).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from journal.errors import (
+    IndeterminateError,
+    NotEncodable,
+    ReplayMismatch,
+    RunCancelled,
+    RunfoldError,
+    StepFailed,
+    TooLarge,
+)
+from journal.handle import Journal
+from journal.unknown import RetryLater, indeterminate
+from journal.values import Unrecordable
+
+from .agent import Agent, Complete, Continue, Fail, Next, Pause
+from .calls import TEXT_CHARS_MAX, AwaitDecisions, BoundReached, text_of
+from .context import Context
+from .ends import Clock, Ends, utc_now
+from .loop import converse
+
+
+async def carry_on(
+    journal: Journal, agent: Agent, *, attended: bool, clock: Clock = utc_now
+) -> None:
+    """Carry the run on until it has ended or waits; the claim has ended then, too.
+
+    `attended`: somebody watches and runs it again: a failure or mismatch is raised to them. Else a
+    failure is recorded and retried by the agent's policy, and a mismatch pauses the run.
+
+    Raises Fenced, Draining, StoreUnavailable, JournalDamaged, NewerVersion; attended also
+    StepFailed, ReplayMismatch.
+    """
+    ends = Ends(journal, agent, clock)
+    while not journal.fold.finished:
+        fold = journal.fold
+        if fold.cancel is not None:
+            await ends.cancelled()
+        elif any(step.needs_person for step in fold.open.values()):
+            await ends.park("reconcile")
+        elif ends.over():
+            await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
+        else:
+            await _turn(journal, agent, ends, attended)
+        if journal.fold.wait is not None or ends.rests:
+            return
+
+
+async def _turn(journal: Journal, agent: Agent, ends: Ends, attended: bool) -> None:
+    """One turn and the record it ends with."""
+    try:
+        outcome = await _played(journal, agent, ends)
+    except AwaitDecisions as awaited:
+        await ends.park("approval", asks=awaited.asks)
+    except IndeterminateError:
+        await ends.park("reconcile")
+    except RetryLater as later:
+        if attended:
+            raise
+        await ends.retry_later(later)
+    except RunCancelled:
+        await journal.refresh()  # the cancellation is in the journal, if not yet in our fold
+        if journal.fold.cancel is None and journal.stop == "cancel":
+            journal.stop = None  # announced, and not there
+    except ReplayMismatch as mismatch:
+        if attended:
+            raise
+        await ends.park("pause", reason=mismatch.message)
+    except BoundReached as bound:
+        await ends.fail(bound.reason, bound.detail)
+    except Unrecordable as error:
+        await ends.fail("not_recordable", error.error.message[:TEXT_CHARS_MAX])
+    except (NotEncodable, TooLarge) as error:
+        await ends.fail("not_recordable", error.message[:TEXT_CHARS_MAX])
+    except StepFailed as error:
+        if attended:
+            raise
+        await ends.failed_attempt("step_failed", error.message)
+    else:
+        await ends.commit(outcome)
+
+
+async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
+    """What the turn returned; raises the engine's error where it met one."""
+    ctx = Context(journal, agent)
+    play = converse(ctx, agent) if agent.handler is None else agent.handler(ctx)
+    limit = asyncio.timeout(ends.turn_limit_s())
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        async with limit:
+            outcome = await play
+    except (RunfoldError, AwaitDecisions, BoundReached, Unrecordable) as error:
+        if ctx.ended is not None and ctx.ended is not error:
+            raise ctx.ended from error
+        raise
+    except (Exception, asyncio.CancelledError) as error:
+        if task.cancelling():
+            raise
+        raise _what_ended(journal, ctx, error, limit.expired(), ends) from error
+    if ctx.ended is not None:
+        raise ctx.ended
+    if limit.expired():
+        raise _what_ended(journal, ctx, TimeoutError(), True, ends)
+    if agent.handler is not None:
+        _check_played(ctx, outcome)
+    return outcome
+
+
+def _what_ended(
+    journal: Journal, ctx: Context, error: BaseException, expired: bool, ends: Ends
+) -> Exception:
+    """The exception for a turn that failed by its own code or its time."""
+    if ctx.ended is not None:
+        return ctx.ended
+    for step in journal.fold.unknown():  # the turn's end cut a write off
+        return indeterminate(journal, step.last)
+    if expired and ends.over():
+        return BoundReached("duration", "the run's time is over")
+    what = f"{type(error).__name__}: {text_of(error)}"
+    if expired:
+        what = f"it took longer than {ends.turn_limit_s():g} s"
+    return StepFailed(
+        f"run {journal.run_id}: turn {ctx.iteration}, attempt {ctx.attempt}, failed: {what}",
+        step=f"{ctx.iteration}",
+        run_id=journal.run_id,
+        hint="what it recorded is kept; run again to go on from here",
+    )
+
+
+def _check_played(ctx: Context, outcome: object) -> None:
+    if not isinstance(outcome, Continue | Complete | Fail | Pause):
+        raise StepFailed(
+            f"run {ctx.run_id}: turn {ctx.iteration} returned {type(outcome).__name__}, not "
+            "Continue, Complete, Fail or Pause",
+            step=f"{ctx.iteration}",
+            run_id=ctx.run_id,
+        )
+    if (left := ctx.leftover()) is not None:
+        raise ReplayMismatch(
+            f"run {ctx.run_id}: the journal holds a call at {left}; the code ends the turn before",
+            position=left,
+            recorded=left,
+            attempted=f"{type(outcome).__name__}",
+            run_id=ctx.run_id,
+            hint="the code changed under the run: bring the old code back to finish it",
+        )
