@@ -71,6 +71,7 @@ class Journal(Log):
         self.stop: Stop | None = None
         self.commit_steps = COMMIT_STEPS
         self.writing: set[int] = set()
+        self.idle = asyncio.Event()
         self._turn = asyncio.Lock()
         self._busy = False
         self._ended_by: RunfoldError | None = None

@@ -230,10 +230,13 @@ class NotCalled(Exception):
 async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
     if start.replay == "unsafe":
         journal.writing.add(start.n)
+        journal.idle.clear()
     try:
         return await _called(journal, start, perform)
     finally:
         journal.writing.discard(start.n)
+        if not journal.writing:
+            journal.idle.set()
 
 
 async def _called(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:

@@ -1,24 +1,14 @@
-"""Shell: stores by what a user writes: a directory, `nats://host:port`, or nothing."""
+"""Shell: stores, for who writes or uses one: the protocol, its answers, and `open_store`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
-
-from journal import ids
 from journal.codec import Entry
-from journal.errors import InvalidId
 from journal.store import AppendAnswer, Appended, Conflict, Loaded, Store, Unknown
-from journal.stores.file import FileStore
-from journal.stores.jetstream import JetStreamStore
-from journal.stores.provision import provision
-from worker.server import EmbeddedServer
-
-HOME = ".runfold"
-SCHEMES = ("nats://", "tls://")
+from worker.opening import HOME, SCHEMES, is_url, open_store
 
 __all__ = [
+    "HOME",
+    "SCHEMES",
     "AppendAnswer",
     "Appended",
     "Conflict",
@@ -29,45 +19,3 @@ __all__ = [
     "is_url",
     "open_store",
 ]
-
-
-def is_url(where: str) -> bool:
-    return where.startswith(SCHEMES)
-
-
-@asynccontextmanager
-async def open_store(
-    where: str | None = None, *, namespace: str = "runfold", creds: str | None = None
-) -> AsyncGenerator[Store, None]:
-    """The store at `where`.
-
-    - a directory: one JSONL file a run; a folder in it for each namespace but the default one
-    - a `nats://` URL: a server, set up once by `runfold init`
-    - None: an embedded nats-server with its data in `.runfold/`, started if no process of yours
-      runs it, stopped when the last one leaves
-
-    Raises InvalidId (namespace, or no store at all), NotProvisioned, StoreUnavailable.
-    """
-    ids.namespace(namespace)
-    if where is None:
-        async with (
-            EmbeddedServer(HOME) as server,
-            _provisioned(server.url, namespace) as store,
-        ):
-            yield store
-    elif is_url(where):
-        async with JetStreamStore(where, namespace=namespace, creds=creds) as store:
-            yield store
-    elif "://" in where or not where:
-        raise InvalidId(
-            f"{ids.shown(where)} is no store", hint="a store is a directory or nats://host:port"
-        )
-    else:  # the default namespace's journals stand in the directory itself
-        yield FileStore(where if namespace == "runfold" else Path(where) / namespace)
-
-
-@asynccontextmanager
-async def _provisioned(url: str, namespace: str) -> AsyncGenerator[Store, None]:
-    await provision(url, namespace=namespace)
-    async with JetStreamStore(url, namespace=namespace) as store:
-        yield store

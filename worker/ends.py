@@ -114,6 +114,7 @@ class Ends:
         at the latest at that call's deadline (R22)."""
         soon = self.clock() + timedelta(seconds=self.journal.ack_wait_s)
         until = soon if not later.until else min(soon, parse_instant(later.until))
+
         def record(fold: Fold) -> Park | None:
             if fold.finished or fold.cancel is not None:
                 return None
@@ -252,9 +253,8 @@ class Ends:
         """End a cancelled run. What is unknown is settled first: by its policy where no code is
         needed, else by a person."""
         journal = self.journal
-        for step in journal.fold.unknown():
-            if not await settle_without_code(journal, step):
-                return await self.park_cancelled()
+        if not await self._settled():
+            return await self._park_unknown()
 
         def record(fold: Fold) -> Commit | None:
             if fold.finished or fold.unknown() or fold.cancel is None:
@@ -265,8 +265,22 @@ class Ends:
         await journal.append(record)
         return None
 
-    async def park_cancelled(self) -> None:
-        """A cancelled run waits only for the word on its unknown write."""
+    async def restart_limit(self, lost: int) -> None:
+        """The run is what its holders were lost over: a retriable failure (R52)."""
+        if not await self._settled():
+            return await self._park_unknown()
+        detail = f"{lost} workers in a row were lost without moving the run on"
+        return await self.failed_attempt("restart_limit", detail)
+
+    async def _settled(self) -> bool:
+        """Settle what is unknown where its policy needs no code; False: a person is asked."""
+        for step in self.journal.fold.unknown():
+            if not await settle_without_code(self.journal, step):
+                return False
+        return True
+
+    async def _park_unknown(self) -> None:
+        """Nothing but the word on its unknown write moves the run on, or ends it."""
 
         def record(fold: Fold) -> Park | None:
             if fold.finished or not fold.unknown():

@@ -30,12 +30,18 @@ from .loop import converse
 
 
 async def carry_on(
-    journal: Journal, agent: Agent, *, attended: bool, clock: Clock = utc_now
+    journal: Journal,
+    agent: Agent,
+    *,
+    attended: bool,
+    lost: int = 0,
+    clock: Clock = utc_now,
 ) -> None:
     """Carry the run on until it has ended or waits; the claim has ended then, too.
 
     `attended`: somebody watches and runs it again: a failure or mismatch is raised to them. Else a
-    failure is recorded and retried by the agent's policy, and a mismatch pauses the run.
+    failure is recorded and retried by the agent's policy, and a mismatch pauses the run. `lost`: so
+    many holders in a row were lost: nothing of the run is called, that failure is recorded (R52).
 
     Raises Fenced, Draining, StoreUnavailable, JournalDamaged, NewerVersion; attended also
     StepFailed, ReplayMismatch.
@@ -47,6 +53,8 @@ async def carry_on(
             await ends.cancelled()
         elif any(step.needs_person for step in fold.open.values()):
             await ends.park("reconcile")
+        elif lost:
+            await ends.restart_limit(lost)
         elif ends.over():
             await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
         else:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ..claims import Answer
 from ..codec import Entry
-from ..errors import NotProvisioned, TooLarge
+from ..errors import NotProvisioned, RunfoldError, TooLarge
 from ..ids import RunId, subject_token, valid_name
 from ..ids import namespace as check_namespace
 from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
@@ -289,14 +289,25 @@ class JetStreamStore:
         """Hear of appends at once: no more than a hint to load, also for one that was refused."""
         return self._connection.listening(self._subject(run_id), lambda _: handle())
 
-    def reporting(self, report: Callable[[], bytes]) -> AbstractAsyncContextManager[None]:
-        """Answer `ask_workers` while inside."""
-        return self._hints.reporting(report)
+    def reporting(
+        self, report: Callable[[], bytes], topic: str = "workers"
+    ) -> AbstractAsyncContextManager[None]:
+        """Answer `ask_workers` about the topic (`key.<digest>`: who holds it) while inside."""
+        return self._hints.reporting(report, topic)
 
-    async def ask_workers(self, wait_s: float) -> list[bytes]:
+    async def ask_workers(self, wait_s: float, topic: str = "workers") -> list[bytes]:
         """The reports of all workers that answer within `wait_s`, which it always waits if one
         does."""
-        return await self._hints.ask_workers(wait_s)
+        return await self._hints.ask_workers(wait_s, topic)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection stands now; for any thread."""
+        return self._connection.connected
+
+    async def closed(self) -> RunfoldError:
+        """Wait until the connection is closed for good; the reason."""
+        return await self._connection.wait_closed()
 
     # ---- holders ----------------------------------------------------------------------------
 

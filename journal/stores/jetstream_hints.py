@@ -58,19 +58,21 @@ class Hints:
         return self._connection.listening(f"{self._namespace}.{kind}.*", take)
 
     @asynccontextmanager
-    async def reporting(self, report: Callable[[], bytes]) -> AsyncGenerator[None, None]:
+    async def reporting(
+        self, report: Callable[[], bytes], topic: str = "workers"
+    ) -> AsyncGenerator[None, None]:
         async def answer(_: Reply) -> bytes:
             try:
                 return report()
             except Exception as error:  # who asks sees that something is wrong with this worker
                 return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"})
 
-        subject = f"{self._namespace}.workers"
+        subject = f"{self._namespace}.{topic}"
         async with self._connection.subscribed(subject, answer):
             await self._connection.confirm(subject)
             yield
 
-    async def ask_workers(self, wait_s: float) -> list[bytes]:
+    async def ask_workers(self, wait_s: float, topic: str = "workers") -> list[bytes]:
         reports: list[bytes] = []
 
         def take(reply: Reply) -> bool:
@@ -82,7 +84,7 @@ class Hints:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._connection.collect(
-                    f"{self._namespace}.workers", b"", take, idle_s=wait_s
+                    f"{self._namespace}.{topic}", b"", take, idle_s=wait_s
                 )
         return reports
 

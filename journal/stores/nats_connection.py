@@ -276,6 +276,11 @@ class Connection:
                 raise StoreUnavailable(f"{self._shown} does not answer a ping")
 
     @property
+    def connected(self) -> bool:
+        """Whether it is now; for any thread."""
+        return self._open and bool(self._nc.is_connected)
+
+    @property
     def closed_for_good(self) -> bool:
         """nats-py closed, not the owner: only the owner's `close` and `open` mend it."""
         return self._open and bool(self._nc.is_closed)

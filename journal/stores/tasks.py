@@ -35,6 +35,8 @@ from .tasks_message import (
 )
 from .tasks_pull import Puller
 
+__all__ = ["PRIORITIES", "Backlog", "Priority", "Task", "TaskQueue"]
+
 log = logging.getLogger("runfold")
 
 # nats-server 2.15.1 counts nanoseconds in 64 bits: what is later than 2262-04-11 fires at once, and

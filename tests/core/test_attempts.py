@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kit.build import (
     ALLOW,
+    RUN,
     Log,
     answered,
     approved,
@@ -26,6 +27,7 @@ from kit.build import (
     parked,
     placed,
     progress_of,
+    rejected,
     released,
     reply_of,
     request,
@@ -39,7 +41,11 @@ from kit.build import (
     withdrawn,
 )
 
-from journal.records import Record, Submitted
+from journal.handle import Journal
+from journal.records import Record, StepCompleted, StepStarted, Submitted
+from journal.stepping import do_step
+from journal.steps import make_call
+from journal.unknown import Ways
 
 PAY, READ, NEXT = "0/0", "0/1", "0/2"
 SOON = "2026-01-02T04:00:00.000Z"
@@ -250,6 +256,41 @@ def test_progress_is_that_of_the_last_start():
     assert log.fold.steps[PAY].partial is None
 
 
+# ---- what a shell makes of it -----------------------------------------------------------------
+
+
+async def called_again(said: Record) -> tuple[list[StepStarted], StepCompleted]:
+    """The write of a failed attempt, of which somebody said so, is asked for by the next attempt,
+    at another position: the calls made, and what the call came to."""
+    store = await Log(started(), start_of(PAY), said, parked("retry", afresh=True)).store()
+    journal = await Journal.open(store, RUN, is_write=lambda _: True)
+    (earlier,) = journal.fold.honoured["pay", start_of(PAY).digest]
+    calls: list[StepStarted] = []
+
+    async def perform(start: StepStarted) -> StepCompleted:
+        calls.append(start)
+        return result_of(start.step, "paid")
+
+    call = make_call(NEXT, "tool", "pay", None, unsafe=True)
+    return calls, await do_step(journal, call, perform, Ways(honoured=earlier))
+
+
+@pytest.mark.xfail(
+    strict=True, raises=KeyError, reason="the earlier start is looked up by its name"
+)
+async def test_a_permitted_retry_of_an_earlier_attempts_write_is_called_once_under_its_key():
+    calls, completed = await called_again(retry(PAY, 2))
+    assert completed.result == "paid"
+    assert [(start.key, start.permit) for start in calls] == [(start_of(PAY).key, 3)]
+
+
+@pytest.mark.xfail(strict=True, run=False, reason="do_step goes round for ever, blocking the loop")
+@pytest.mark.parametrize("said", [done(PAY, 2, "D"), late(PAY, 2, "D")], ids=["done", "late"])
+async def test_what_was_said_of_an_earlier_attempts_write_is_its_result(said: Record):
+    calls, completed = await called_again(said)
+    assert (calls, completed.result) == ([], "D")
+
+
 # ---- another try (R52) ------------------------------------------------------------------------
 
 
@@ -334,6 +375,16 @@ def test_a_cancel_outlives_a_commit_with_its_reason():
     assert log.fold.cancel is not None
     assert log.fold.cancel.reason == "enough"
     assert log.fold.runnable()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a commit drops the reason of a decision kept for a later gate"
+)
+def test_the_reason_of_a_reject_that_waits_for_its_gate_outlives_a_commit():
+    """R31, R60: it is kept for the next gate it reaches; the model sees the reason there."""
+    marker = asked_for("1/0").marker
+    log = Log(*HELD, rejected(marker, "too dear"), goes_on())
+    assert log.fold.decisions[marker].reason == "too dear"
 
 
 # ---- inputs (R62) -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""R77: every interleaving of two holders, a person and crashes, over the pure decisions.
+"""R77: every interleaving of two holders, people at doors and crashes, over the pure decisions.
 
 `RUNFOLD_EXPLORE=deep` looks further: almost four million states, some minutes and 6 GB.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
+from typing import Any
 
 import pytest
-from kit.explorer import RUN, WRITE, Bounds, Explorer, Rules, Violation
+from kit.explorer import RUN, WRITE, Bounds, Explorer, Found, Rules, Violation
 
 from journal.errors import RunfoldError
 from journal.fold import Fold
+from journal.records import InputPlaced
 from journal.signal_rules import Append, Repeated, decide_signal
 from journal.signals import AnySignal, Reconcile
 from journal.steps import Ask, Call, StepDecision, decide_step
@@ -33,11 +35,42 @@ DEEP_CLAIMS = [
 ]
 BOUNDS = [LOCK, *(DEEP_CLAIMS if DEEP else CLAIMS)]
 
+MORE = 2 if DEEP else 0
+CANCELLED = [
+    Bounds(shared=True, records=13 + MORE, crashes=1, unknowns=0, cancels=True, policy="interrupt"),
+    Bounds(shared=True, records=12 + MORE, crashes=1, unknowns=1, lies=0, cancels=True),
+    Bounds(shared=False, records=12 + MORE, cancels=True, policy="interrupt"),
+]
+WITH_INPUTS = [
+    Bounds(shared=True, records=12 + MORE, crashes=1, unknowns=0, lies=0, inputs=True),
+    Bounds(shared=True, records=11 + MORE, crashes=0, unknowns=1, lies=0, inputs=True),
+    Bounds(
+        shared=True, records=11 + MORE, crashes=1, unknowns=0, lies=0, inputs=True, cancels=True
+    ),
+    Bounds(shared=False, records=11 + MORE, inputs=True, cancels=True),
+]
+REPORTED = [
+    Bounds(shared=True, records=16 + MORE, crashes=1, unknowns=0, late=True),
+    Bounds(shared=True, records=14 + MORE, crashes=1, unknowns=0, late=True, policy="interrupt"),
+    Bounds(shared=True, records=13 + MORE, crashes=1, unknowns=0, late=True, cancels=True),
+]
+
 
 def named(bounds: Bounds) -> str:
     how = "claims" if bounds.shared else "lock"
     faults = f"{bounds.crashes} crashes, {bounds.unknowns} unknown, {bounds.lies} lies"
-    return f"{how}, {bounds.records} records, {faults}"
+    with_ = [name for name in ("cancels", "inputs", "late") if getattr(bounds, name)]
+    with_ += [bounds.policy] if bounds.policy != "reconcile" else []
+    return ", ".join([how, f"{bounds.records} records", faults, *with_])
+
+
+def explored(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> Found:
+    """What the search within these bounds saw; how much that was is printed."""
+    found = Explorer(bounds).run()
+    with capsys.disabled():
+        print(f"\n  {named(bounds)}: {found.states} states, {found.transitions} transitions")
+    assert found.deepest == bounds.records
+    return found
 
 
 @pytest.mark.timeout(3600 if DEEP else 120)
@@ -50,12 +83,57 @@ def test_no_interleaving_repeats_a_write_loses_an_answer_or_leaves_a_run_without
     twice by one process; one decision counts; the log folds; somebody can do something and the end
     is in reach; the answer is that of a run without crashes, or holds what a person said was done.
     """
-    found = Explorer(bounds).run()
-    with capsys.disabled():
-        print(f"\n  {named(bounds)}: {found.states} states, {found.transitions} transitions")
+    found = explored(bounds, capsys)
     assert found.ends == {("R", "W"), ("R", "D"), ("R", "rejected")}
-    assert found.deepest == bounds.records
     assert found.calls_max >= 2  # permitted retries were among them
+
+
+ANSWERS = {("R", "W"), ("R", "D"), ("R", "rejected")}
+INTERRUPTED = ("R", "interrupted")
+
+
+def ends_of(bounds: Bounds) -> set[Any]:
+    return (
+        ANSWERS
+        | ({INTERRUPTED} if bounds.policy == "interrupt" else set())
+        | ({"cancelled"} if bounds.cancels else set())
+    )
+
+
+@pytest.mark.timeout(3600 if DEEP else 120)
+@pytest.mark.parametrize("bounds", CANCELLED, ids=named)
+def test_nothing_is_started_on_a_cancelled_run_and_its_end_is_in_reach(
+    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+):
+    """R56, R27: besides all of the above: no start stands behind the cancel, the run ends as
+    cancelled and as nothing else, and a write that was cut off is settled before, by a person or
+    its policy."""
+    assert explored(bounds, capsys).ends == ends_of(bounds)
+
+
+@pytest.mark.timeout(3600 if DEEP else 120)
+@pytest.mark.parametrize("bounds", WITH_INPUTS, ids=named)
+def test_an_input_is_placed_at_most_once_and_never_after_its_withdrawal(
+    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+):
+    """R62: besides all of the above: the log folds, so no input is placed that is not queued; and
+    none is left queued at the end."""
+    found = explored(bounds, capsys)
+    assert found.ends <= ends_of(bounds)
+    assert {("R", "W"), ("R", "rejected")} <= found.ends
+    assert {"queued", "placed", "done", "withdrawn"} <= found.inputs
+    assert ("unanswered" in found.inputs) == bounds.cancels  # else the holder places it first
+
+
+@pytest.mark.timeout(3600 if DEEP else 120)
+@pytest.mark.parametrize("bounds", REPORTED, ids=named)
+def test_the_result_of_a_fenced_process_settles_its_write_unless_a_retry_has_started(
+    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+):
+    """R29: besides all of the above: no retry starts behind the late result of its start."""
+    found = explored(bounds, capsys)
+    assert found.ends == ends_of(bounds)
+    assert found.lates > 0
 
 
 # ---- it can fail: each rule removed, the explorer sees it ---------------------------------------
@@ -78,6 +156,26 @@ def unbound_retry(
             if said.payload["outcome"] == "retry":
                 return RunIt(said.n, decision.start.key, unsafe=True)
     return decision
+
+
+def deaf_to_late(
+    fold: Fold, call: Call, *, attempted: Set[int] = frozenset(), earlier_over: bool = False
+) -> StepDecision:
+    """A person's retry counts for more than the truth."""
+    deaf = fold.copy()
+    for step in deaf.steps.values():
+        step.late = {}
+    return decide_step(deaf, call, attempted=attempted, earlier_over=earlier_over)
+
+
+def places_what_was_withdrawn(
+    fold: Fold, position: str, modes: tuple[str, ...]
+) -> InputPlaced | None:
+    """The holder places what it saw queued once."""
+    for known in fold.inputs.values():
+        if known.status in ("queued", "withdrawn"):
+            return InputPlaced(request_id=known.request_id, position=position)
+    return None
 
 
 def hasty_signal(
@@ -138,6 +236,27 @@ def test_either_of_the_two_guards_is_enough(rules: Rules):
 def test_with_a_fenced_holder_that_goes_on_it_finds_a_violation():
     found = violation(ONE_MISTAKE, Rules(stops_when_fenced=False))
     assert "fenced" in found.what or "under claim" in found.what
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_with_a_holder_that_does_not_heed_a_cancel_it_finds_a_violation(shared: bool):
+    bounds = Bounds(shared=shared, records=10, crashes=0, unknowns=0, cancels=True)
+    found = violation(bounds, Rules(heeds_cancel=False))
+    assert found.what == "a step is started on a cancelled run"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_with_a_holder_that_places_a_withdrawn_input_it_finds_a_violation(shared: bool):
+    bounds = Bounds(shared=shared, records=12, crashes=0, unknowns=0, inputs=True)
+    found = violation(bounds, Rules(decide_placing=places_what_was_withdrawn))
+    assert "is not queued but withdrawn" in found.what
+
+
+def test_with_a_retry_that_beats_the_late_result_it_finds_a_violation():
+    bounds = Bounds(shared=True, records=16, crashes=0, unknowns=0, lies=2, late=True)
+    found = violation(bounds, Rules(decide_step=deaf_to_late))
+    assert "without a permit" in found.what
+    assert "a fenced process reports its result" in found.way
 
 
 def test_a_violation_comes_with_a_shortest_way_to_it():

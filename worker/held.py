@@ -1,0 +1,282 @@
+"""Shell: one run under this worker's claim: the work, its heartbeat, its end (R49-R51, R56).
+
+Why it is safe: the work appends under the claim, so a newer claim stops it whatever happens here.
+The heartbeat touches the task message only while the run is ours (lease.py); what is owed is paid
+and the message acknowledged only after the record that ended the claim was. Whoever finds the run
+lost touches nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from journal.doors import signal
+from journal.errors import Fenced, JournalDamaged, NewerVersion, RunfoldError, StoreUnavailable
+from journal.handle import Journal
+from journal.ids import RunId
+from journal.owed import pay
+from journal.records import Claim, Release, Signal
+from journal.stepping import Draining
+
+from .agent import Agent
+from .lease import Lease
+from .turns import carry_on
+
+log = logging.getLogger("runfold")
+
+
+class Held:
+    """A run that this worker has claimed. `work` returns when the claim has ended or was lost.
+
+    `forced`: set when the time for stopping in order is over.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        agent: Agent,
+        lease: Lease,
+        *,
+        lost: int,
+        ack_wait_s: float,
+        grace_s: float,
+        stubborn: Callable[[asyncio.Task[None]], None],
+        ended: Callable[[RunId], None],
+    ) -> None:
+        self.journal = journal
+        self.agent = agent
+        self._lease = lease
+        self._lost = lost
+        self._ack_wait_s = ack_wait_s
+        self._grace_s = grace_s
+        self._stubborn = stubborn
+        self._ended = ended
+        self._told = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    @property
+    def run_id(self) -> RunId:
+        return self.journal.run_id
+
+    def holds(self, run_id: RunId, claim: int) -> bool:
+        """The answer to "do you hold it under this claim?"."""
+        return claim == self.journal.claim and self.journal.holds(run_id, claim)
+
+    def look(self) -> None:
+        """Something was appended that the holder should know of: read it now."""
+        self._told.set()
+
+    def drain(self) -> None:
+        """Give the run up at its next step."""
+        if self.journal.stop is None:
+            self.journal.stop = "drain"
+
+    # ---- the work ---------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Carry the run on under the claim, and settle. Raises nothing but a cancellation."""
+        try:
+            await self._work()
+        finally:
+            self.journal.give_up()
+            self._ended(self.run_id)
+
+    async def _work(self) -> None:
+        turn = asyncio.create_task(self._carried(), name=f"run {self.run_id}")
+        watch = asyncio.create_task(self._watch(turn), name=f"heartbeat of run {self.run_id}")
+        try:
+            await asyncio.wait([turn, watch], return_when=asyncio.FIRST_COMPLETED)
+            if not turn.done():  # the heartbeat ended: lost, cancelled, or out of grace
+                turn.cancel()
+                await self._let_end(turn)
+        except asyncio.CancelledError:
+            self.journal.give_up()
+            self._lease.leave()
+            turn.cancel()
+            raise
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+        if not turn.done():
+            self._name_stubborn(turn)
+        await self._end(turn)
+
+    async def _carried(self) -> None:
+        await carry_on(self.journal, self.agent, attended=False, lost=self._lost)
+
+    async def _let_end(self, turn: asyncio.Task[None]) -> None:
+        """Wait for a cancelled turn, within the grace; a write in a thread is waited out by it."""
+        forced = asyncio.create_task(self.forced.wait())
+        try:
+            await asyncio.wait(
+                [turn, forced], timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not turn.done():
+                turn.cancel()
+                await asyncio.wait([turn], timeout=1.0)
+        finally:
+            forced.cancel()
+
+    def _name_stubborn(self, turn: asyncio.Task[None]) -> None:
+        frames = turn.get_stack(limit=1)
+        where = "".join(traceback.format_stack(frames[-1], limit=1)).strip() if frames else "?"
+        log.error("run %s: its task ignores that it was cancelled, in %s", self.run_id, where)
+        self._stubborn(turn)
+
+    async def _end(self, turn: asyncio.Task[None]) -> None:
+        """Settle by how the turn ended. Whoever is not sure of the run touches nothing."""
+        journal = self.journal
+        error = None if not turn.done() or turn.cancelled() else turn.exception()
+        try:
+            if journal.stop == "cancel" and (not turn.done() or turn.cancelled()):
+                await self._commit_cancelled(turn)
+                return
+            match error:
+                case None if turn.done() and not turn.cancelled():
+                    await self._settle()
+                case Draining():
+                    await self._release()
+                case None if journal.stop == "drain":  # the grace is over
+                    await self._cut(turn)
+                case None | Fenced():
+                    await self._fenced()
+                case StoreUnavailable() | NewerVersion() | JournalDamaged():
+                    log.warning("run %s is left as it is: %s", self.run_id, error)
+                    self._leave()
+                case _:
+                    log.error("run %s: this is a bug", self.run_id, exc_info=error)
+                    self._leave()
+        except RunfoldError as problem:  # the next delivery, or the sweep, finds out
+            log.warning("run %s is left as it is: %s", self.run_id, problem)
+            self._leave()
+
+    async def _settle(self) -> None:
+        """The claim has ended in order: pay what that owes, then the message."""
+        await pay(self.journal)
+        self.journal.give_up()
+        await self._lease.ack()
+
+    async def _release(self) -> None:
+        """Hand the run over: the release counts as no crash. By a fresh handle: the old one may
+        have been stopped in the middle of an append."""
+        self.journal = journal = self.journal.succeed()
+        await journal.refresh()
+        await journal.append(lambda fold: Release(reason="drain") if fold.claim else None)
+        journal.give_up()
+        self._lease.nak()
+
+    async def _cut(self, turn: asyncio.Task[None]) -> None:
+        """The grace is over. While a write of ours may still run, the run is not given up: whoever
+        takes it over must wait for the end of this process."""
+        journal = self.journal
+        if journal.calls_on() or not turn.done():
+            self._leave()
+            return
+        await self._release()
+
+    async def _commit_cancelled(self, turn: asyncio.Task[None]) -> None:
+        """Nothing that the cancelled turn still returns is recorded: its handle has ended."""
+        writing = bool(self.journal.writing) and not turn.done()
+        self.journal = self.journal.succeed()
+        await self.journal.refresh()
+        await carry_on(self.journal, self.agent, attended=False)
+        if writing:
+            log.warning("run %s: a write of its cancelled turn still runs", self.run_id)
+        await self._settle()
+
+    async def _fenced(self) -> None:
+        """The run is somebody else's. A write of ours that did finish is told (R29)."""
+        self._leave()
+        late = self.journal.late
+        if late is None:
+            return
+        start, result = late
+        with suppress(RunfoldError):
+            await signal(
+                self.journal.store,
+                self.run_id,
+                "late",
+                {"step": start.step, "start": start.n, "result": result},
+                request_id=f"late:{start.n}",
+                by=self.journal.worker,
+                worker=True,
+            )
+            log.info("run %s: told its holder what %s returned", self.run_id, start.step)
+
+    def _leave(self) -> None:
+        self.journal.give_up()
+        self._lease.leave()
+
+    # ---- the heartbeat ----------------------------------------------------------------------
+
+    async def _watch(self, turn: asyncio.Task[None]) -> None:
+        """Hold the message and read the tail, every third of the ack wait or when told, until the
+        run is lost, cancelled or the grace over; then the turn is cancelled."""
+        while not self.journal.lost:
+            if await self._pause():
+                break
+            match await self._still_ours():
+                case True:
+                    self._lease.renew()
+                    self._lease.hold()
+                case False:
+                    break
+                case None:  # not known: the message is not held meanwhile
+                    continue
+            if self.journal.stop == "cancel":
+                await self._until_idle()
+                break
+        turn.cancel()
+
+    async def _pause(self) -> bool:
+        """Until the next beat; True when the grace is over."""
+        told = asyncio.create_task(self._told.wait())
+        forced = asyncio.create_task(self.forced.wait())
+        try:
+            await asyncio.wait(
+                [told, forced],
+                timeout=self._ack_wait_s / 3,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            told.cancel()
+            forced.cancel()
+        self._told.clear()
+        return self.forced.is_set()
+
+    async def _still_ours(self) -> bool | None:
+        """Read what was appended since; a cancellation among it is noted. None: can't be read."""
+        journal = self.journal
+        try:
+            news = await journal.store.load(journal.run_id, after=journal.tail)
+        except (StoreUnavailable, JournalDamaged) as error:
+            log.warning("run %s: its tail can't be read: %s", self.run_id, error)
+            return None
+        for entry in news.entries:
+            record = entry.record
+            if isinstance(record, Claim) and record.n > journal.claim:
+                journal.give_up()
+                return False
+            if isinstance(record, Signal) and record.name == "cancel":
+                journal.stop = "cancel"
+        return True
+
+    async def _until_idle(self) -> None:
+        """A write that runs is let end: cut off, nobody would know what became of it."""
+        while self.journal.writing and not self.forced.is_set():
+            self._lease.hold()
+            idle = asyncio.create_task(self.journal.idle.wait())
+            forced = asyncio.create_task(self.forced.wait())
+            try:
+                await asyncio.wait(
+                    [idle, forced],
+                    timeout=self._ack_wait_s / 3,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                idle.cancel()
+                forced.cancel()

@@ -1,0 +1,71 @@
+"""Shell: runs of one key go one at a time over the fleet (R54). For fairness, not for safety.
+
+Who wants a key listens on its subject, then asks there: a holder's answer, or that of a run that
+wants it too and comes first by its id, sends the asker away for a while. Both listen before they
+ask, so of two at least one hears of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import msgspec
+from msgspec import Struct
+
+from journal.ids import RunId
+from journal.stores.jetstream import JetStreamStore
+from journal.values import digest
+
+WAIT_S = 0.2
+"""Answers come from memory; one that takes longer is missed: two runs of the key at once."""
+
+
+class _Claimant(Struct, frozen=True):
+    run: str
+    held: bool
+
+
+_decode = msgspec.json.Decoder(_Claimant).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Keys:
+    """The keys that this worker's runs hold or want."""
+
+    def __init__(self, store: JetStreamStore) -> None:
+        self._store = store
+        self._taken: dict[RunId, AsyncExitStack] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def take(self, key: str, run_id: RunId) -> bool:
+        """Hold the key for the run, unless another run holds it or comes first."""
+        if run_id in self._taken:
+            return True
+        held = False
+        stack = AsyncExitStack()
+
+        def answer() -> bytes:
+            return _encode(_Claimant(run_id, held))
+
+        topic = f"key.{digest('key', key)}"
+        await stack.enter_async_context(self._store.reporting(answer, topic))
+        try:
+            others = [_decode(raw) for raw in await self._store.ask_workers(WAIT_S, topic)]
+        except BaseException:
+            await stack.aclose()
+            raise
+        if any(o.run != run_id and (o.held or o.run < run_id) for o in others):
+            await stack.aclose()
+            return False
+        held = True
+        self._taken[run_id] = stack
+        return True
+
+    def give(self, run_id: RunId) -> None:
+        """The run needs its key no more."""
+        stack = self._taken.pop(run_id, None)
+        if stack is not None:
+            task = asyncio.create_task(stack.aclose(), name=f"key of run {run_id}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

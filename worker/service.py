@@ -1,0 +1,343 @@
+"""Shell: a worker process: pulls tasks, works runs, sweeps, and hands over when it is stopped (R48,
+R51, R54, R55)."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import os
+import random
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from journal import ids, limits
+from journal.errors import RunfoldError
+from journal.ids import RunId
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.tasks import PRIORITIES, Task
+from journal.stores.tasks_pull import Puller
+
+from .agent import Agent
+from .dispatch import Dispatcher
+from .health import Health
+from .sweep import RESTING, RUNNING, sweep
+from .watchdog import Watchdog
+
+log = logging.getLogger("runfold")
+PULL_S = 30.0
+PAUSE_S = 0.5
+
+
+class Worker:
+    """Works the runs of its agents. `serve` until `stop` (in order) or `force` (at once).
+
+    `concurrency` runs at once · `ack_wait_s` a run of a worker that is lost is taken over after, 1
+    to 600 · `restart_limit` workers lost in a row by a run before that is its failure (R52) ·
+    `grace_s` for steps to end when it is stopped. Raises ValueError, TypeError, InvalidId.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        agents: Sequence[Agent],
+        *,
+        name: str | None = None,
+        namespace: str = "runfold",
+        creds: str | None = None,
+        concurrency: int = limits.CONCURRENCY,
+        ack_wait_s: float = limits.ACK_WAIT_S,
+        restart_limit: int = limits.RESTART_LIMIT,
+        grace_s: float = limits.GRACE_S,
+        sweep_s: float = limits.SWEEP_S,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        _check_range("concurrency", concurrency, 1, limits.CONCURRENCY_MAX)
+        _check_range("ack_wait_s", ack_wait_s, limits.ACK_WAIT_MIN_S, limits.ACK_WAIT_MAX_S)
+        _check_range("restart_limit", restart_limit, 1, limits.RESTART_LIMIT_MAX)
+        _check_range("grace_s", grace_s, 0, 3600)
+        _check_range("sweep_s", sweep_s, 0.1, 3600)
+        if not agents:
+            raise ValueError("a worker needs at least one agent")
+        self.agents = {agent.name: agent for agent in agents}
+        if len(self.agents) != len(agents):
+            names = ", ".join(agent.name for agent in agents)
+            raise ValueError(f"two agents have one name: {names}")
+        # new with every process: a claim of an earlier one is never taken for ours (PROTOCOL 4)
+        self.id = ids.name(f"{name or _host()}-{os.getpid()}-{secrets.token_hex(4)}", "a worker")
+        self.stubborn: set[asyncio.Task[None]] = set()
+        self._store = JetStreamStore(url, namespace=namespace, creds=creds)
+        self._concurrency = concurrency
+        self._ack_wait_s = ack_wait_s
+        self._restart_limit = restart_limit
+        self._grace_s = grace_s
+        self._sweep_s = sweep_s
+        self._on_ready = on_ready
+        self._dispatcher: Dispatcher | None = None
+        self._watchdog: Watchdog | None = None
+        self._works: dict[asyncio.Task[None], Task] = {}
+        self._waiting: list[tuple[int, int, Task]] = []
+        self._order = itertools.count()
+        self._backlog: dict[tuple[str, int], int] = {}
+        self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._since = 0.0
+        self._heard = 0.0
+        self._problem = "it is starting"
+
+    # ---- serving ----------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Work until stopped; returns when what it held has ended or is handed over.
+
+        Raises NotProvisioned, PermissionDenied, StoreUnavailable (no server; later: the connection
+        was closed for good).
+        """
+        async with self._store as store:
+            for agent in self.agents.values():
+                await store.tasks.ensure(agent.name, ack_wait_s=self._ack_wait_s)
+            self._dispatcher = Dispatcher(
+                store,
+                self.id,
+                self.agents,
+                ack_wait_s=self._ack_wait_s,
+                restart_limit=self._restart_limit,
+                grace_s=self._grace_s,
+                stubborn=self._keep_stubborn,
+            )
+            self._watchdog = Watchdog(min(1.0, self._ack_wait_s / 3))
+            async with (
+                self._watchdog,
+                store.answering(self.id, self._dispatcher.holds),
+                store.notices(self._on_notice),
+                store.reporting(self.report),
+            ):
+                self._since = self._heard = time.monotonic()
+                try:
+                    await self._serve(store)
+                finally:
+                    await self._cut_off()
+
+    async def _serve(self, store: JetStreamStore) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                loops = [
+                    group.create_task(self._pull(store, agent, priority))
+                    for agent in self.agents
+                    for priority in PRIORITIES
+                ]
+                loops.append(group.create_task(self._sweep(store)))
+                loops.append(group.create_task(self._watch_connection()))
+                self._problem = ""
+                if self._on_ready is not None:
+                    self._on_ready()
+                await self._stopping.wait()
+                self._problem = "it is being stopped"
+                self._begin_drain()
+                for loop in loops[:-1]:
+                    loop.cancel()
+                await self._drain()
+                loops[-1].cancel()
+        except* RunfoldError as group_error:
+            raise group_error.exceptions[0] from None
+
+    async def stop(self) -> None:
+        """Take nothing new; give each run up at its next step, within the grace."""
+        self._stopping.set()
+
+    def force(self) -> None:
+        """The grace is over."""
+        self._stopping.set()
+        self._forced.set()
+
+    def _begin_drain(self) -> None:
+        assert self._dispatcher is not None
+        self._dispatcher.draining = True
+        for held in self._dispatcher.held.values():
+            held.drain()
+        while self._waiting:
+            self._store.tasks.nak(heapq.heappop(self._waiting)[2])
+
+    async def _drain(self) -> None:
+        assert self._dispatcher is not None
+        forced = asyncio.create_task(self._forced.wait())
+        try:
+            deadline = time.monotonic() + self._grace_s
+            while self._works and not forced.done():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                await asyncio.wait(
+                    [*self._works, forced],
+                    timeout=left_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        finally:
+            forced.cancel()
+        for held in list(self._dispatcher.held.values()):
+            log.warning("run %s did not come to its next step in time", held.run_id)
+            held.forced.set()
+        if self._works:
+            await asyncio.wait(list(self._works), timeout=3.0)
+
+    async def _cut_off(self) -> None:
+        """Leaving, in order or not: nothing of ours goes on."""
+        for work in self._works:
+            work.cancel()
+        if self._works:
+            await asyncio.wait(list(self._works), timeout=3.0)
+        self.stubborn.update(work for work in self._works if not work.done())
+
+    def _keep_stubborn(self, task: asyncio.Task[None]) -> None:
+        self.stubborn.add(task)
+        task.add_done_callback(self.stubborn.discard)
+
+    async def _watch_connection(self) -> None:
+        raise await self._store.closed()
+
+    # ---- pulling ----------------------------------------------------------------------------
+
+    async def _pull(self, store: JetStreamStore, agent: str, priority: int) -> None:
+        async with store.tasks.pulling(agent, priority, self._on_task) as puller:
+            while True:
+                await self._room_for(agent, priority)
+                await self._pull_once(store, puller, agent, priority)
+
+    async def _pull_once(
+        self, store: JetStreamStore, puller: Puller, agent: str, priority: int
+    ) -> None:
+        shares = len(PRIORITIES) * len(self.agents)
+        batch = max(1, self._free // shares)
+        end = await puller.pull(batch, expires_s=PULL_S)
+        if end.why in ("filled", "expired"):
+            self._heard = time.monotonic()
+        if end.why != "filled":
+            self._backlog[agent, priority] = 0
+            self._changed.set()
+        if end.why in ("gone", "other"):
+            self._problem = f"its tasks can't be pulled: {end.text}"
+            log.warning("tasks of agent %s can't be pulled: %s", agent, end.text)
+            await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
+            await store.tasks.ensure(agent, ack_wait_s=self._ack_wait_s)
+            self._problem = ""
+
+    async def _room_for(self, agent: str, priority: int) -> None:
+        """Until there is room for work that nothing of a higher priority waits for."""
+        while self._free <= 0 or any(
+            self._backlog.get((agent, higher), 0) for higher in PRIORITIES if higher > priority
+        ):
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def _free(self) -> int:
+        return self._concurrency - len(self._works) - len(self._waiting)
+
+    def _on_task(self, task: Task) -> None:
+        self._heard = time.monotonic()
+        self._backlog[task.agent, task.priority] = task.pending
+        if self._stopping.is_set():
+            self._store.tasks.nak(task)
+        elif len(self._works) < self._concurrency:
+            self._begin(task)
+        elif len(self._waiting) < len(PRIORITIES) * len(self.agents):
+            heapq.heappush(self._waiting, (-task.priority, next(self._order), task))
+        else:
+            self._store.tasks.nak(task)
+
+    def _begin(self, task: Task) -> None:
+        assert self._dispatcher is not None
+        work = asyncio.create_task(self._dispatcher.look(task), name=f"task of run {task.run_id}")
+        self._works[work] = task
+        work.add_done_callback(self._ended)
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        del self._works[work]
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.error("a task was left to redelivery: this is a bug", exc_info=error)
+        while self._waiting and len(self._works) < self._concurrency:
+            task = heapq.heappop(self._waiting)[2]
+            if time.monotonic() - task.arrived < self._ack_wait_s / 2:
+                self._begin(task)  # a lapsed one has been delivered again
+        self._changed.set()
+
+    # ---- sweeping, telling ------------------------------------------------------------------
+
+    async def _sweep(self, store: JetStreamStore) -> None:
+        cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
+        while True:
+            await asyncio.sleep(self._sweep_s * random.uniform(0.5, 1.5))
+            try:
+                for statuses, cursor in cursors.items():
+                    done = await sweep(
+                        store, statuses=statuses, agents=set(self.agents), after=cursor
+                    )
+                    cursors[statuses] = done.cursor
+            except RunfoldError as error:
+                log.warning("the sweep was cut short: %s", error.message)
+
+    def _on_notice(self, run_id: RunId, payload: bytes) -> None:
+        assert self._dispatcher is not None
+        held = self._dispatcher.held.get(run_id)
+        if held is not None:
+            held.look()
+
+    def health(self) -> Health:
+        """For other threads. Red while it is deaf: not connected, not heard of for two pulls, its
+        loop blocked, or being stopped (R55)."""
+        problems: list[str] = []
+        if self._problem:
+            problems.append(self._problem)
+        if not self._store.connected:
+            problems.append("it is not connected to the server")
+        silent_s = time.monotonic() - self._heard
+        if self._since and silent_s > 2 * PULL_S and self._free > 0:
+            problems.append(f"the server has been silent for {silent_s:.0f} s")
+        if self._watchdog is not None and (blocked_s := self._watchdog.blocked_s):
+            problems.append(f"its event loop has been blocked for {blocked_s:.1f} s")
+        details = {
+            "worker": self.id,
+            "active": len(self._works),
+            "concurrency": self._concurrency,
+            "stubborn": len(self.stubborn),
+        }
+        return Health(ok=not problems, problems=tuple(problems), details=details)
+
+    def report(self) -> bytes:
+        """What `runfold workers` shows."""
+        held = self._dispatcher.held if self._dispatcher else {}
+        return msgspec.json.encode(
+            {
+                "worker": self.id,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "agents": [
+                    {"name": agent.name, "revision": agent.revision, "accepts": agent.accepts}
+                    for agent in self.agents.values()
+                ],
+                "concurrency": self._concurrency,
+                "ack_wait_s": self._ack_wait_s,
+                "draining": self._stopping.is_set(),
+                "active": [
+                    {"run": run_id, "claim": one.journal.claim, "agent": one.agent.name}
+                    for run_id, one in list(held.items())
+                ],
+            }
+        )
+
+
+def _check_range(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{what} is {least:g} to {most:g}, not {value:g}")
+
+
+def _host() -> str:
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:24].strip("-")
+    return host or "host"
