@@ -139,8 +139,8 @@ def decide_task(
     ack_wait_s: float,
     restart_limit: int,
 ) -> TaskDecision:
-    """What a worker does about a task at this fold. `accepts`: the revisions it may run; `answers`
-    about the live claim, in order. A damaged journal never gets here."""
+    """What a worker does about a task at this fold. `accepts`: the revisions it may run, its own
+    first; `answers` about the live claim, in order. A damaged journal never gets here."""
     if fold.n < task.cause:
         return Stale()
     if fold.purged is not None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import UNSET
 
-from . import order, waits
+from . import attempts, order, waits
 from .codec import Entry, record_hash
 from .heard import forget_before, hear
 from .messages import JSON
@@ -54,7 +54,8 @@ class Fold:
     Steps, replies and asks are those of the iteration; what is older stands in the checkpoint
     `state`, or in what Summary lists. `honoured`: unsafe steps of earlier attempts, by tool and
     digest. `revision`: what the run is bound to, empty until a worker has claimed it. `restarts`:
-    holders in a row that were lost without moving the run on (R52).
+    holders in a row that were lost without moving the run on (R52). `mismatched`: revisions whose
+    code is not the one that recorded this iteration (R43).
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class Fold:
         "inputs",
         "interrupted",
         "iteration",
+        "mismatched",
         "model_calls",
         "n",
         "newer",
@@ -116,6 +118,7 @@ class Fold:
         self.inputs: dict[str, Submitted] = {}
         self.children: dict[str, JSON] = {}
         self.wait: Wait | None = None
+        self.mismatched: set[str] = set()
         self.cancel: Known | None = None
         self.resumed = 0
         self.end: End | None = None
@@ -211,7 +214,7 @@ class Fold:
             setattr(other, name, value)
         other.steps = {name: step.copy() for name, step in self.steps.items()}
         other.open = {name: other.steps[name] for name in self.open}
-        other.honoured = {key: list(steps) for key, steps in self.honoured.items()}
+        other.honoured = attempts.copied(self, other)
         return other
 
     def apply(self, entry: Entry) -> None:
@@ -295,7 +298,9 @@ class Fold:
     def _start(self, record: StepStarted) -> None:
         if record.step not in self.steps:
             self.restarts = 0
-        step = self.steps.setdefault(record.step, StepState(record.step))
+            self.steps[record.step] = StepState(record.step)
+            attempts.spend(self, record)
+        step = self.steps[record.step]
         step.starts.append(record)
         step.partial = None
         self.open[record.step] = step
@@ -320,6 +325,8 @@ class Fold:
 
     def park(self, record: Park) -> None:
         """What a park does to the state."""
+        if record.why == "pause" and self.claim is not None:
+            self.mismatched.add(self.claim.revision)
         self.claim = None
         self.wait = wait_of(record)
         self.asks = record.asks
@@ -333,16 +340,7 @@ class Fold:
             self.failures += 1
             self.restarts = 0
             if record.afresh:
-                self.begin_afresh()
-
-    def begin_afresh(self) -> None:
-        """The next attempt makes its calls anew; unsafe ones are honoured (R44)."""
-        for step in self.steps.values():
-            if step.starts and step.unsafe:
-                self.honoured.setdefault((step.last.tool, step.last.digest), []).append(step)
-        self.steps = {}
-        self.open = {}
-        self.reply = None
+                attempts.begin_afresh(self)
 
     def _end(self, record: End) -> None:
         self.end = record
@@ -370,6 +368,7 @@ class Fold:
         self.iteration += 1
         self.attempt = 1
         self.restarts = self.failures = 0
+        self.mismatched = set()
         self.steps = {}
         self.open = {}
         self.honoured = {}

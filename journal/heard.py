@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from .limits import REPEATS_KEPT_S
+from .attempts import begin_afresh
+from .limits import REASON_CHARS_MAX, REPEATS_KEPT_S
 from .records import Commit, Known, Signal
 from .values import canonical, digest
 from .waits import instant_text, parse_instant
@@ -48,7 +47,7 @@ def _resume(fold: Fold, n: int) -> None:
     # A failed run gets another try: a new iteration from the same checkpoint, which goes on from
     # what the failed one recorded, or honours its unsafe calls (R44, R52).
     if fold.end.afresh:
-        fold.begin_afresh()
+        begin_afresh(fold)
     fold.end = None
     fold.cancel = None
     kept = fold.honoured, fold.steps, fold.open, fold.reply
@@ -57,27 +56,22 @@ def _resume(fold: Fold, n: int) -> None:
 
 
 def forget_before(fold: Fold, at: str) -> None:
-    """At a commit: drop what is only kept to recognise repeats, once it is old enough (R62), and
-    reasons that nothing reads any more."""
+    """At a commit: drop what is only kept to recognise repeats, once it is old enough (R62).
+    Decisions stay: one may be kept for a gate that is yet to come."""
     try:
         now = parse_instant(at)
     except ValueError:  # `at` is informative only
         return
     oldest = instant_text(now - timedelta(seconds=REPEATS_KEPT_S))
-    fold.requests = _recent(fold.requests, oldest)
-    fold.decisions = _recent(fold.decisions, oldest)
+    fold.requests = {
+        key: known
+        for key, known in fold.requests.items()
+        if known.at >= oldest or known.name in ("approve", "reject")
+    }
     fold.inputs = {
         key: known
         for key, known in fold.inputs.items()
         if known.status == "queued" or known.at >= oldest
-    }
-
-
-def _recent(known: dict[str, Known], oldest: str) -> dict[str, Known]:
-    return {
-        key: msgspec.structs.replace(one, reason="") if one.reason else one
-        for key, one in known.items()
-        if one.at >= oldest
     }
 
 
@@ -93,7 +87,7 @@ def known_signal(record: Signal) -> Known:
         by=record.by,
         digest=payload_digest(payload),
         about=str(about),
-        reason=str(payload.get("reason", "")) if record.name in ("reject", "cancel") else "",
+        reason=str(payload.get("reason", ""))[:REASON_CHARS_MAX],
     )
 
 

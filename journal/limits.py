@@ -83,6 +83,9 @@ ASK_TRY_S = 1.0
 REPEATS_KEPT_S = 8 * 86400.0
 """Repeats of a signal or input are recognised for at least seven days (R62)."""
 
+REASON_CHARS_MAX = 4000
+"""Of a reason, what the model and people are told; the record holds all of it."""
+
 SUMMARY_BYTES_MAX = 256 * 1024
 """A commit must fit a message beside its state."""
 

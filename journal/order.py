@@ -124,7 +124,9 @@ def _check_complete(fold: Fold, record: StepCompleted) -> None:
 
 
 def _check_park(fold: Fold, record: Park) -> None:
-    if any(name not in fold.open for name in record.steps):
+    earlier = {step.name for steps in fold.honoured.values() for step in steps}
+    may_wait = earlier if record.why == "retry" else set[str]()
+    if any(name not in fold.open and name not in may_wait for name in record.steps):
         raise Damage(f"record {record.n} parks for a step that is not open")
     if (record.iteration, record.attempt) != (fold.iteration, fold.attempt):
         raise Damage(
@@ -168,6 +170,8 @@ def _check_signal(fold: Fold, record: Signal) -> None:
                 raise Damage(f"record {record.n} is a late result without one")
         case "child":
             _text_of(record, "run")
+            if not isinstance(record.payload.get("outcome"), dict):
+                raise Damage(f"record {record.n} is a child without an outcome")
         case "cancel" | "resume":
             pass
 
@@ -184,6 +188,10 @@ def _check_input(fold: Fold, record: Input | InputWithdrawn | InputPlaced) -> No
     if isinstance(record, Input):
         if known is not None:
             raise Damage(f"record {record.n} repeats the input {record.request_id}")
+    elif isinstance(record, InputPlaced) and record.iteration != fold.iteration:
+        raise Damage(
+            f"record {record.n} places in iteration {record.iteration}, not {fold.iteration}"
+        )
     elif known is None or known.status != "queued":
         was = known.status if known else "not there"
         raise Damage(f"record {record.n}: input {record.request_id} is not queued but {was}")

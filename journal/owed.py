@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from .doors import signal
-from .errors import RunFinished, RunNotFound, StaleSignal
+from .errors import DecisionConflict, RunFinished, RunNotFound, StaleSignal
 from .log import Log
 from .records import Commit
 from .views import end_json
@@ -39,7 +39,7 @@ async def _tell_parent(log: Log) -> None:
     if started is None or not started.parent:
         return
     # a parent that ended, was purged, or has been told of an earlier end needs nothing
-    with suppress(RunFinished, RunNotFound, StaleSignal):
+    with suppress(RunFinished, RunNotFound, StaleSignal, DecisionConflict):
         await signal(
             log.store,
             started.parent,

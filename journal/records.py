@@ -223,8 +223,7 @@ NO_WAITS = Waits()
 
 class Known(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is kept of a signal to recognise its repeats (R60). `about`: the marker it decides, the
-    start it reconciles, or empty; `digest` of its payload; `reason` of a reject, until the commit
-    after it."""
+    start it reconciles, or empty; `digest` of its payload."""
 
     request_id: str
     name: SignalName

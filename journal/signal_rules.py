@@ -143,10 +143,14 @@ def _decide_marker(
 
 def _was_asked(fold: Fold, marker: str) -> bool:
     """Whether the marker's step already exists, so that no later gate will ask for it."""
-    step = marker.partition("/")[2].rpartition("@")[0]
+    step, _, attempt = marker.partition("/")[2].rpartition("@")
     here = fold.reply is not None and step in fold.reply.steps
     iteration = step.partition("/")[0]
-    past = iteration.isdecimal() and int(iteration) < fold.iteration  # of a turn handler
+    # of a turn handler: of an earlier turn or attempt
+    past = iteration.isdecimal() and (int(iteration), int(attempt.partition(".")[0])) < (
+        fold.iteration,
+        fold.attempt,
+    )
     return step in fold.steps or here or past
 
 

@@ -81,6 +81,8 @@ async def do_step(
             case Settle():
                 _check_claimed(journal)
                 body = StepCompleted(step=call.step, result=decision.result, via=decision.via)
+                if call.step not in journal.fold.steps:
+                    return body  # an earlier attempt's: what was said of it stands in the journal
                 settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, b))
                 if settled is not None:
                     return settled

@@ -137,8 +137,8 @@ async def doubt(journal: Journal, start: StepStarted) -> None:
     the journal, or nobody could ever reconcile it (R7, R42)."""
 
     def due(fold: Fold) -> Park | None:
-        step = fold.steps[start.step]
-        if fold.finished or step.completed is not None or step.unsafe:
+        step = fold.steps.get(start.step)
+        if step is None or fold.finished or step.completed is not None or step.unsafe:
             return None
         return Park(
             why="reconcile",
@@ -153,7 +153,8 @@ async def doubt(journal: Journal, start: StepStarted) -> None:
 
 async def wait_over(journal: Journal, start: StepStarted) -> None:
     """Raises RetryLater while the call of this start may still be running (R22)."""
-    if journal.fold.steps[start.step].unsafe and not await _earlier_over(journal, start):
+    step = journal.fold.steps.get(start.step)  # None: of an earlier attempt, so unsafe
+    if (step is None or step.unsafe) and not await _earlier_over(journal, start):
         raise RetryLater(
             f"the earlier call of {start.step} may still be running",
             step=start.step,
@@ -167,7 +168,7 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
 
     A lock is held as long as a call under it runs (Journal.close). On a shared store the worker is
     asked, and its yes counts for more than any deadline. Nobody counts as gone when it is said
-    twice, the ack wait apart; or once, where a later holder adopted the run and so asked before;
+    twice, the ack wait apart; or once, where the next holder adopted the run and so asked before;
     or once the deadline has passed.
     """
     if journal.calls_on():
@@ -179,7 +180,8 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     if holder is None:  # no claim to ask about: only the deadline tells
         return late
     answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    adopted = any(c.n > holder.n and c.reason == "adopted" for c in journal.fold.claims.values())
+    after = next((claim for n, claim in journal.fold.claims.items() if n > holder.n), None)
+    adopted = after is not None and after.reason == "adopted"
     if answer == "nobody" and not late and not adopted:
         await asyncio.sleep(journal.ack_wait_s)
         answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)

@@ -87,6 +87,19 @@ def runnable(fold: Fold, now: str = "") -> bool:
     return _calls_to_make(fold)
 
 
+def other_code_may(fold: Fold, revision: str) -> bool:
+    """Whether a run that is paused because the code changed may be tried with this revision's: it
+    has not been yet (R43)."""
+    wait = fold.wait
+    return (
+        wait is not None
+        and wait.why == "pause"
+        and bool(fold.mismatched)
+        and revision not in fold.mismatched
+        and not any(step.needs_person for step in fold.open.values())
+    )
+
+
 def _turn_goes_on(fold: Fold, wait: Wait) -> bool:
     return (
         (wait.resume and fold.resumed > wait.n)

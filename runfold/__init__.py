@@ -27,6 +27,7 @@ _check_not_shadowed()
 from journal.doors import Receipt, Started, purge, signal, start, state  # noqa: E402
 from journal.errors import (  # noqa: E402
     BadPayload,
+    ChildFailed,
     ConcurrentUse,
     DecisionConflict,
     Fenced,
@@ -39,6 +40,7 @@ from journal.errors import (  # noqa: E402
     NotProvisioned,
     PermissionDenied,
     ReplayMismatch,
+    RunCancelled,
     RunFinished,
     RunfoldError,
     RunNotFound,
@@ -52,6 +54,7 @@ from journal.errors import (  # noqa: E402
 )
 from journal.handle import Journal  # noqa: E402
 from journal.ids import Marker, RunId, new_run_id, valid_run_id  # noqa: E402
+from journal.inputs import InputState  # noqa: E402
 from journal.messages import (  # noqa: E402
     JSON,
     Message,
@@ -63,6 +66,7 @@ from journal.messages import (  # noqa: E402
 )
 from journal.records import Record  # noqa: E402
 from journal.signals import Approve, Cancel, Reconcile, Reject, Resume  # noqa: E402
+from journal.steps import CannotTell, DidNotHappen, Happened  # noqa: E402
 from journal.store import Appended, Conflict, Loaded, Store  # noqa: E402
 from journal.stores.file import FileStore  # noqa: E402
 from journal.stores.jetstream import JetStreamStore  # noqa: E402
@@ -80,10 +84,23 @@ from journal.views import (  # noqa: E402
     Waiting,
     WaitingOn,
 )
-from worker.agent import Agent, Bounds  # noqa: E402
+from worker.agent import (  # noqa: E402
+    Agent,
+    Bounds,
+    Complete,
+    Continue,
+    Fail,
+    Next,
+    Pause,
+    Retry,
+    turn,
+)
+from worker.context import Call, Context, Input, ToolResult  # noqa: E402
+from worker.fleet import Fleet, connect  # noqa: E402
 from worker.gate import Allow, Deny, Gate, NeedsApproval, PolicyGate  # noqa: E402
 from worker.runner import run  # noqa: E402
 from worker.server import EmbeddedServer  # noqa: E402
+from worker.service import Worker  # noqa: E402
 from worker.tools import SAFE, UNSAFE, Replay, Tool, ToolCall, read, write  # noqa: E402
 
 from .store import open_store  # noqa: E402
@@ -101,20 +118,33 @@ __all__ = [
     "AwaitingApproval",
     "BadPayload",
     "Bounds",
+    "Call",
+    "Cancel",
     "Cancelled",
+    "CannotTell",
+    "ChildFailed",
+    "Complete",
     "Completed",
     "ConcurrentUse",
     "Conflict",
+    "Context",
+    "Continue",
     "DecisionConflict",
     "Deny",
+    "DidNotHappen",
     "EmbeddedServer",
+    "Fail",
     "Failed",
     "Fenced",
     "FileStore",
+    "Fleet",
     "Gate",
+    "Happened",
     "Indeterminate",
     "IndeterminateError",
+    "Input",
     "InputMismatch",
+    "InputState",
     "InvalidId",
     "JetStreamStore",
     "Journal",
@@ -126,9 +156,11 @@ __all__ = [
     "Model",
     "NeedsApproval",
     "NewerVersion",
+    "Next",
     "NotEncodable",
     "NotProvisioned",
     "Outcome",
+    "Pause",
     "Pending",
     "PermissionDenied",
     "PolicyGate",
@@ -139,6 +171,9 @@ __all__ = [
     "Replay",
     "ReplayMismatch",
     "Reply",
+    "Resume",
+    "Retry",
+    "RunCancelled",
     "RunFinished",
     "RunId",
     "RunNotFound",
@@ -155,12 +190,15 @@ __all__ = [
     "ToolCall",
     "ToolError",
     "ToolRequest",
+    "ToolResult",
     "ToolSpec",
     "Transient",
     "UnknownStep",
     "Usage",
     "Waiting",
     "WaitingOn",
+    "Worker",
+    "connect",
     "new_run_id",
     "open_store",
     "purge",
@@ -169,6 +207,7 @@ __all__ = [
     "signal",
     "start",
     "state",
+    "turn",
     "valid_run_id",
     "write",
 ]

@@ -102,17 +102,17 @@ class Bench:
         how = "fsync on" if fsync else "fsync off"
         async with EmbeddedServer(data, fsync=fsync) as server:
             await provision(server.url, replicas=1)
-            async with JetStreamStore(server.url) as store, _raw_client(server.url) as nc:
+            async with JetStreamStore(server.url) as store, raw_client(server.url) as nc:
                 self._server_version = str(nc._server_info["version"])
-                payloads = await _payloads(store)
-                one = await self._beside(how, store, [_RawLoop(nc, "one", payloads).pair])
-                loops = [_RawLoop(nc, f"many-{i}", payloads).pair for i in range(RUNS)]
+                payloads = await payloads_of(store)
+                one = await self._beside(how, store, [RawLoop(nc, "one", payloads).pair])
+                loops = [RawLoop(nc, f"many-{i}", payloads).pair for i in range(RUNS)]
                 many = await self._beside(how, store, loops)
         return {"one_run": _latency(one), f"runs_{RUNS}": _rate(many)}
 
     async def _on_files(self, folder: Path) -> Numbers:
         store = FileStore(folder)
-        with closing(_RawFile(folder / "floor", await _payloads(store))) as loop:
+        with closing(_RawFile(folder / "floor", await payloads_of(store))) as loop:
             return _latency(await self._beside("file store", store, [loop.pair]))
 
     async def _beside(self, how: str, store: Store, floor: Sequence[Op]) -> Sides:
@@ -120,17 +120,17 @@ class Bench:
         async with AsyncExitStack() as stack:
             steps = [_StepLoop(await _open_run(store, stack)).step for _ in floor]
             for warm in (floor, steps):
-                await _block(warm, self._block_s / 2)
+                await block(warm, self._block_s / 2)
             sides = Sides([], [])
             for number in range(self._rounds):
                 self._progress(f"{how}, {len(floor)} at once: {number + 1} of {self._rounds}")
-                sides.floor.append(await _block(floor, self._block_s))
-                sides.product.append(await _block(steps, self._block_s))
-            sides.floor.append(await _block(floor, self._block_s))
+                sides.floor.append(await block(floor, self._block_s))
+                sides.product.append(await block(steps, self._block_s))
+            sides.floor.append(await block(floor, self._block_s))
         return sides
 
 
-async def _block(loops: Sequence[Op], seconds: float) -> Block:
+async def block(loops: Sequence[Op], seconds: float) -> Block:
     """Each loop over and over for so many seconds, all at once."""
     gc.collect()
     each_s: list[float] = []
@@ -172,7 +172,7 @@ class _StepLoop:
 async def _nothing() -> None: ...
 
 
-async def _payloads(store: Store) -> tuple[bytes, bytes]:
+async def payloads_of(store: Store) -> tuple[bytes, bytes]:
     """The stored bytes of a step's two records."""
     async with AsyncExitStack() as stack:
         journal = await _open_run(store, stack)
@@ -182,7 +182,7 @@ async def _payloads(store: Store) -> tuple[bytes, bytes]:
 
 
 @asynccontextmanager
-async def _raw_client(url: str) -> AsyncGenerator[Any]:
+async def raw_client(url: str) -> AsyncGenerator[Any]:
     nc: Any = Client()  # nats-py is partially typed
     await nc.connect(url, ping_interval=5, max_outstanding_pings=2, pending_size=-1)
     try:
@@ -191,7 +191,7 @@ async def _raw_client(url: str) -> AsyncGenerator[Any]:
         await nc.close()
 
 
-class _RawLoop:
+class RawLoop:
     """Appends on one subject of the journal stream, each expecting the one before."""
 
     def __init__(self, nc: Any, name: str, payloads: tuple[bytes, bytes]) -> None:

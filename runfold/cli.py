@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from . import __version__
-from .commands import decide, look, operate, running
+from .commands import decide, dev, fleet, look, operate, running, talk, watch, work
 from .frame import UsageProblem, report, report_bug
 
 app = typer.Typer(
@@ -24,6 +24,11 @@ app = typer.Typer(
 running.register(app)
 decide.register(app)
 look.register(app)
+talk.register(app)
+watch.register(app)
+work.register(app)
+fleet.register(app)
+dev.register(app)
 operate.register(app)
 
 

@@ -15,6 +15,9 @@ from journal.messages import Reply
 from journal.records import (
     Claim,
     Commit,
+    Input,
+    InputPlaced,
+    InputWithdrawn,
     NewerRecord,
     Park,
     Release,
@@ -22,6 +25,7 @@ from journal.records import (
     RunStarted,
     Signal,
     StepCompleted,
+    StepProgress,
     StepStarted,
     VerdictAllow,
     VerdictAsk,
@@ -30,12 +34,14 @@ from journal.records import (
 from journal.steps import completed_value
 from journal.views import (
     Completed,
+    Waiting,
     final_message,
     outcome,
     pending_calls,
     unknown_steps,
     waiting_on,
 )
+from journal.waits import instant_text
 
 EXIT_BY_STATUS = {
     "completed": 0,
@@ -77,12 +83,12 @@ def options(store: str | None, namespace: str) -> str:
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def print_run(fold: Fold, option: str, *, held: bool = False) -> None:
+def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> None:
     """Where the run stands, and what a person can do about it."""
     assert fold.started is not None
     run = fold.started.run
-    status = fold.status(held=held)
-    end = outcome(fold, held=held)
+    status = fold.status(held=held, now=now)
+    end = outcome(fold, held=held, now=now)
     if isinstance(end, Completed):
         content = end.message.content
         say(visible_lines(content) if isinstance(content, str) else visible_json(content))
@@ -90,9 +96,10 @@ def print_run(fold: Fold, option: str, *, held: bool = False) -> None:
     say(f"run {run}: {status.replace('_', ' ')}")
     if isinstance(fold.end, Commit):
         say(f"  {visible(fold.end.reason)}: {visible(fold.end.detail)}".rstrip(": "))
-    if end is None or fold.finished:
-        for wait in waiting_on(fold, held=held):
-            say(f"  waits for {wait.what}: {visible(wait.ended_by)}")
+    if end is None or fold.finished or isinstance(end, Waiting):
+        for wait in waiting_on(fold, held=held, now=now):
+            until = f" until {instant_text(wait.until)}" if wait.until else ""
+            say(f"  waits for {wait.what}{until}: {visible(wait.ended_by)}")
         return
     for step in unknown_steps(fold):
         name = visible(step.step)
@@ -131,6 +138,8 @@ def _what(entry: Entry) -> str:
         case RunCompleted() as r:
             content = final_message(r.message).content
             return f"completed {visible_json(content, _INPUT_CHARS)}"
+        case Commit(action="continue") as r:
+            return f"commit    turn {r.iteration}{_waits(r)}"
         case Commit() as r:
             return f"{r.action:<9} {visible(r.reason)} {visible(r.detail[:_INPUT_CHARS])}"
         case Claim() as r:
@@ -138,12 +147,38 @@ def _what(entry: Entry) -> str:
         case Release() as r:
             return f"release   {visible(r.reason)}"
         case Park() as r:
-            return f"park      for {r.why}"
+            until = f" until {visible(r.until)}" if r.until else ""
+            reason = f": {visible(r.reason[:_INPUT_CHARS])}" if r.reason else ""
+            asks = "".join(
+                f"; {visible(ask.tool)} {visible_json(ask.input, _INPUT_CHARS)} (asks for approval)"
+                for ask in r.asks
+            )
+            return f"park      for {r.why}{until}{reason}{asks}"
+        case StepProgress() as r:
+            return f"progress  {visible(r.step)} {visible_json(r.output, _INPUT_CHARS)}"
+        case Input() as r:
+            content = visible_json(r.content, _INPUT_CHARS)
+            return f"input     {visible(r.request_id)} ({r.mode}) {content} by {visible(r.by)}"
+        case InputPlaced() as r:
+            return f"placed    {visible(r.request_id)}"
+        case InputWithdrawn() as r:
+            return f"withdrawn {visible(r.request_id)}"
         case NewerRecord() as r:
             raw = visible(entry.raw[:_RAW_BYTES].decode(errors="replace"))  # as it stands (R18)
             return f"newer     {visible(r.type_)}\n      {raw}"
         case other:
             return tag(other)
+
+
+def _waits(record: Commit) -> str:
+    """What a finished turn waits for."""
+    waits = record.waits
+    words = [f"until {visible(waits.until)}"] if waits.until else []
+    words += ["for input"] if waits.until_input else []
+    words += [f"for child {visible(waits.until_child)}"] if waits.until_child else []
+    words += ["for resume"] if waits.resume else []
+    reason = f": {visible(record.reason[:_INPUT_CHARS])}" if record.reason else ""
+    return f", waits {' or '.join(words)}{reason}" if words else ""
 
 
 def _said(record: Signal) -> str:
@@ -155,7 +190,8 @@ def _said(record: Signal) -> str:
         return f"{visible(str(payload.get('step')))} {outcome}"
     why = str(payload.get("reason") or payload.get("comment") or "")
     text = f" ({visible(why[:_INPUT_CHARS])})" if why else ""
-    return f"{visible(str(payload.get('marker')))}{text}"
+    about = payload.get("marker") or payload.get("step") or payload.get("run") or ""
+    return f"{visible(str(about))}{text}".strip()
 
 
 def _result(record: StepCompleted) -> str:

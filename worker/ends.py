@@ -154,6 +154,11 @@ class Ends:
         if outcome.until is not None:
             given.append(_instant("until", outcome.until))
         until = min(given, key=parse_instant, default="")
+        if outcome.until_child and outcome.until_child not in self.journal.fold.children:
+            raise NotEncodable(
+                f"until_child={outcome.until_child}: it is no child of run {self.journal.run_id}",
+                hint="wait for what ctx.spawn returned",
+            )
         if not (until or outcome.until_input or outcome.until_child):
             return Waits()
         return Waits(

@@ -30,7 +30,7 @@ from journal.limits import WAIT_MAX_S
 from journal.log import Log
 from journal.messages import JSON
 from journal.records import Mode, Record
-from journal.signals import Cancel, Resume, Signal, parse_request_id
+from journal.signals import AnySignal, Cancel, Resume, parse_request_id
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import Backlog
@@ -39,7 +39,7 @@ from journal.views import RunState, WaitingOn, run_state
 from journal.waits import instant_text
 
 from .following import followed, watching
-from .inbox import InboxItem, candidates, inbox
+from .inbox import InboxItem, candidates, inbox, told
 from .opening import open_store
 
 WORKERS_WAIT_S = 1.0
@@ -48,6 +48,7 @@ WORKERS_WAIT_S = 1.0
 QUEUE_RUNS = 200
 """To find agents that no worker has, at most so many unfinished runs are looked at."""
 
+UNFINISHED = frozenset({"running", "waiting"})
 SETTLED = frozenset({"done", "unanswered", "withdrawn"})
 
 
@@ -131,14 +132,7 @@ class Fleet:
     ) -> AsyncIterator[RunState]:
         """Runs in the order of their ids, after the id `after`. A journal that can't be read has
         the status `damaged` or `newer`, and no agent."""
-        # Headers were written when the last record was: a wait may be over by the clock since.
-        told = frozenset({status, "waiting", "paused", "awaiting_approval", "indeterminate"})
-        runs = (
-            self.store.runs()
-            if status is None or status in ("damaged", "newer")
-            else candidates(self.store, told if status == "running" else frozenset({status}))
-        )
-        async for run in runs:
+        async for run in candidates(self.store, status):
             if after is not None and run <= after:
                 continue
             found = await self._listed(run)
@@ -161,7 +155,7 @@ class Fleet:
     async def follow(self, run_id: str, *, after: int = 0) -> AsyncIterator[Record]:
         """The run's records from ordinal `after` + 1 on, each once, as they come; ends with the
         run. Raises RunNotFound, JournalDamaged, NewerVersion."""
-        async with aclosing(followed(self.store, run_id, after=after)) as entries:  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
+        async with aclosing(followed(self.store, run_id, after=after)) as entries:
             async for entry in entries:
                 yield entry.record
 
@@ -171,7 +165,7 @@ class Fleet:
         self,
         run_id: str,
         name: str,
-        payload: Signal | Mapping[str, Any],
+        payload: AnySignal | Mapping[str, Any],
         *,
         request_id: str | None = None,
     ) -> Receipt:
@@ -271,7 +265,7 @@ class Fleet:
             for agent in agents_of(report):
                 workers[agent] = workers.get(agent, 0) + 1
         looked_at = 0
-        async for run in candidates(store, frozenset({"running", "waiting"})):
+        async for run in told(store, UNFINISHED):
             if looked_at == QUEUE_RUNS:
                 break
             looked_at += 1

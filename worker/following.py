@@ -6,7 +6,7 @@ Whoever waits reads the journal; what a server says of appends only tells when t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from journal import ids
@@ -63,7 +63,7 @@ async def watching(store: Store, run_id: RunId) -> AsyncGenerator[Watch, None]:
         yield Watch(POLL_FILES_S)
 
 
-async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncIterator[Entry]:
+async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncGenerator[Entry, None]:
     """The run's entries from ordinal `after` + 1 on, each once, as they come; ends with the run.
 
     Raises RunNotFound; JournalDamaged and NewerVersion after the entries before that place.
@@ -78,8 +78,8 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncIterato
                 loaded = await store.load(run, after=tail)
             except JournalDamaged as error:
                 damage, loaded = error, Loaded(error.good, tail)
-            for index, entry in enumerate(loaded.entries):
-                _apply(store, run, fold, index, entry)
+            for entry in loaded.entries:
+                _apply(store, run, fold, entry)
                 tail = entry.position
                 if entry.record.n > after:
                     yield entry
@@ -101,9 +101,9 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncIterato
             await watch.changed()
 
 
-def _apply(store: Store, run: RunId, fold: Fold, index: int, entry: Entry) -> None:
+def _apply(store: Store, run: RunId, fold: Fold, entry: Entry) -> None:
     try:
         fold.apply(entry)
     except Damage as damage:
-        where = store.where(run, fold.n or index, entry)
+        where = store.where(run, fold.n, entry)
         raise JournalDamaged(f"run {run}: {where}: {damage}", where=where, run_id=run) from damage

@@ -9,12 +9,13 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from journal.errors import JournalDamaged
+from journal.fold import Fold
 from journal.ids import RunId
 from journal.log import Log
 from journal.messages import JSON
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
-from journal.views import instant, pending_calls, unknown_steps
+from journal.views import Pending, UnknownStep, instant, pending_calls, unknown_steps
 from journal.waits import instant_text
 
 FOR_PEOPLE = frozenset({"awaiting_approval", "indeterminate", "paused", "damaged", "newer"})
@@ -49,13 +50,30 @@ class InboxItem(Struct, frozen=True, kw_only=True):
 async def inbox(store: Store) -> list[InboxItem]:
     """By run id. Reads the journals only of runs whose last record says that a person is waited
     for, or says nothing (directories: of all)."""
-    return [item async for run in candidates(store) for item in await _items(store, run)]
+    return [item async for run in told(store, FOR_PEOPLE) for item in await _items(store, run)]
 
 
-async def candidates(store: Store, status: frozenset[str] = FOR_PEOPLE) -> AsyncIterator[RunId]:
-    """Runs that may have one of these statuses, as far as can be told without reading them."""
+BECOMES_RUNNING = frozenset({"running", "waiting", "paused", "awaiting_approval"})
+"""A header is as old as its record: a wait for a time may have ended since."""
+
+
+async def candidates(store: Store, status: str | None) -> AsyncIterator[RunId]:
+    """Runs that may have this status (any where None), as far as can be told without reading them;
+    in the order of their ids. A header doesn't tell that a journal can't be read."""
+    if status is None or status in ("damaged", "newer"):
+        async for run in store.runs():
+            yield run
+    else:
+        words = BECOMES_RUNNING if status == "running" else frozenset({status})
+        async for run in told(store, words):
+            yield run
+
+
+async def told(store: Store, words: frozenset[str]) -> AsyncIterator[RunId]:
+    """Runs whose last record left one of these statuses, or tells none; all, on a store without
+    headers."""
     if isinstance(store, JetStreamStore):
-        async for run, _ in store.heads(status=status):
+        async for run, _ in store.heads(status=words):
             yield run
     else:
         async for run in store.runs():
@@ -68,7 +86,7 @@ async def _items(store: Store, run: RunId) -> list[InboxItem]:
     except JournalDamaged as damage:
         return [InboxItem(kind="operator", run=run, text=damage.message, status="damaged")]
     fold = log.fold
-    since = instant(fold.wait.at if fold.wait else fold.head_at)
+    since = _since(fold)
     if fold.newer is not None:
         text = f"a newer version wrote to it: {fold.newer}; update this installation"
         return [InboxItem(kind="operator", run=run, text=text, since=since, status="newer")]
@@ -78,53 +96,62 @@ async def _items(store: Store, run: RunId) -> list[InboxItem]:
     status = fold.status(held=held, now=instant_text(datetime.now(UTC)))
     if status not in FOR_PEOPLE:
         return []
-    agent = fold.started.agent
-    until = instant(fold.wait.until) if fold.wait and fold.wait.until else None
-    found = [
-        InboxItem(
-            kind="reconcile",
-            run=run,
-            agent=agent,
-            step=step.step,
-            text="it may or may not have happened",
-            since=since,
-            status=status,
-            tool=step.tool,
-            input=step.input,
-            start=step.start,
-            key=step.key,
-            partial=step.partial,
-        )
-        for step in unknown_steps(fold)
-    ]
-    found += [
-        InboxItem(
-            kind="approval",
-            run=run,
-            agent=agent,
-            marker=call.marker,
-            step=call.step,
-            text=call.text,
-            since=since,
-            until=until,
-            status=status,
-            tool=call.tool,
-            input=call.input,
-        )
-        for call in pending_calls(fold)
-    ]
+    found = [_unknown(fold, step, status) for step in unknown_steps(fold)]
+    found += [_pending(fold, call, status) for call in pending_calls(fold)]
     if status == "paused":
         assert fold.wait is not None
-        text = fold.wait.reason
         found.append(
             InboxItem(
                 kind="operator",
                 run=run,
-                agent=agent,
-                text=text,
+                agent=fold.started.agent,
+                text=fold.wait.reason,
                 since=since,
-                until=until,
+                until=_until(fold),
                 status=status,
             )
         )
     return found
+
+
+def _unknown(fold: Fold, step: UnknownStep, status: str) -> InboxItem:
+    assert fold.started is not None
+    return InboxItem(
+        kind="reconcile",
+        run=fold.started.run,
+        agent=fold.started.agent,
+        step=step.step,
+        text="it may or may not have happened",
+        since=_since(fold),
+        status=status,
+        tool=step.tool,
+        input=step.input,
+        start=step.start,
+        key=step.key,
+        partial=step.partial,
+    )
+
+
+def _pending(fold: Fold, call: Pending, status: str) -> InboxItem:
+    assert fold.started is not None
+    return InboxItem(
+        kind="approval",
+        run=fold.started.run,
+        agent=fold.started.agent,
+        marker=call.marker,
+        step=call.step,
+        text=call.text,
+        since=_since(fold),
+        until=_until(fold),
+        status=status,
+        tool=call.tool,
+        input=call.input,
+    )
+
+
+def _since(fold: Fold) -> datetime:
+    return instant(fold.wait.at if fold.wait else fold.head_at)
+
+
+def _until(fold: Fold) -> datetime | None:
+    return instant(fold.wait.until) if fold.wait and fold.wait.until else None

@@ -271,14 +271,13 @@ class Worker:
     # ---- sweeping, telling ------------------------------------------------------------------
 
     async def _sweep(self, store: JetStreamStore) -> None:
+        revisions = {agent.name: agent.revision for agent in self.agents.values()}
         cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
         while True:
             await asyncio.sleep(self._sweep_s * random.uniform(0.5, 1.5))
             try:
                 for statuses, cursor in cursors.items():
-                    done = await sweep(
-                        store, statuses=statuses, agents=set(self.agents), after=cursor
-                    )
+                    done = await sweep(store, statuses=statuses, agents=revisions, after=cursor)
                     cursors[statuses] = done.cursor
             except RunfoldError as error:
                 log.warning("the sweep was cut short: %s", error.message)

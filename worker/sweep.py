@@ -8,7 +8,7 @@ under a claim whose worker is gone.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ from journal.log import Log
 from journal.owed import pay
 from journal.stores.jetstream import JetStreamStore
 from journal.views import instant
-from journal.waits import instant_text
+from journal.waits import instant_text, other_code_may
 
 FRESH_S = 5.0
 """A record this young is somebody's at work: its task is on the way."""
@@ -43,13 +43,15 @@ async def sweep(
     store: JetStreamStore,
     *,
     statuses: frozenset[str] = RUNNING | RESTING,
-    agents: Set[str] | None = None,
+    agents: Mapping[str, str] | None = None,
     after: RunId | None = None,
     runs_max: int = SWEEP_RUNS,
     fresh_s: float = FRESH_S,
 ) -> Swept:
     """Look at up to `runs_max` runs behind `after` with these statuses, and dispatch those of these
-    agents (all where None) that nothing would move on. Raises StoreUnavailable."""
+    agents (name to revision; all where None) that nothing would move on.
+
+    Raises StoreUnavailable."""
     dispatched: list[RunId] = []
     looked_at = 0
     async for run_id, _ in store.heads(status=statuses):
@@ -64,7 +66,7 @@ async def sweep(
 
 
 async def _dispatched(
-    store: JetStreamStore, run_id: RunId, agents: Set[str] | None, fresh_s: float
+    store: JetStreamStore, run_id: RunId, agents: Mapping[str, str] | None, fresh_s: float
 ) -> bool:
     try:
         log = await Log.resumed(store, run_id, by="sweep")
@@ -76,16 +78,19 @@ async def _dispatched(
     now = datetime.now(UTC)
     if instant(log.fold.head_at) > now - timedelta(seconds=fresh_s):
         return False
-    reason = await stranded(store, log, instant_text(now))
+    revision = None if agents is None else agents[started.agent]
+    reason = await stranded(store, log, instant_text(now), revision)
     if reason is None or await store.tasks.holds(run_id, started.agent):
         return False
     await store.wake(run_id, started.agent, cause=log.fold.n, priority=started.priority)
     return True
 
 
-async def stranded(store: JetStreamStore, log: Log, now: str) -> str | None:
+async def stranded(
+    store: JetStreamStore, log: Log, now: str, revision: str | None = None
+) -> str | None:
     """Why nothing would move the run on but a task, or None. Lets the ended child of a waiting
-    parent tell it."""
+    parent tell it. `revision`: of the worker that asks."""
     fold = log.fold
     if fold.newer is not None or fold.finished:
         return None
@@ -95,6 +100,8 @@ async def stranded(store: JetStreamStore, log: Log, now: str) -> str | None:
         return f"worker {fold.claim.worker}, which held it, is gone" if gone else None
     if fold.runnable(now):
         return "nobody holds it and it could go on"
+    if revision is not None and other_code_may(fold, revision):
+        return "it is paused because other code than this worker's did not match it"
     if await _child_ended(store, fold):
         return "the child it waits for has ended"
     return None

@@ -10,15 +10,23 @@ from __future__ import annotations
 import asyncio
 
 from journal.errors import (
+    ChildFailed,
+    Fenced,
     IndeterminateError,
+    JournalDamaged,
+    NewerVersion,
     NotEncodable,
+    NotProvisioned,
+    PermissionDenied,
     ReplayMismatch,
     RunCancelled,
     RunfoldError,
     StepFailed,
+    StoreUnavailable,
     TooLarge,
 )
 from journal.handle import Journal
+from journal.stepping import Draining
 from journal.unknown import RetryLater, indeterminate
 from journal.values import Unrecordable
 
@@ -27,6 +35,17 @@ from .calls import TEXT_CHARS_MAX, AwaitDecisions, BoundReached, text_of
 from .context import Context
 from .ends import Clock, Ends, utc_now
 from .loop import converse
+
+NOT_THE_TURNS = (
+    Fenced,
+    Draining,
+    StoreUnavailable,
+    NotProvisioned,
+    PermissionDenied,
+    JournalDamaged,
+    NewerVersion,
+)
+"""What says nothing of the turn: whoever holds the run next goes on from the journal."""
 
 
 async def carry_on(
@@ -57,6 +76,8 @@ async def carry_on(
             await ends.restart_limit(lost)
         elif ends.over():
             await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
+        elif agent.handler is not None and fold.iteration >= agent.bounds.iterations:
+            await ends.fail("iterations", f"{fold.iteration} turns made")
         else:
             await _turn(journal, agent, ends, attended)
         if journal.fold.wait is not None or ends.rests:
@@ -66,7 +87,7 @@ async def carry_on(
 async def _turn(journal: Journal, agent: Agent, ends: Ends, attended: bool) -> None:
     """One turn and the record it ends with."""
     try:
-        outcome = await _played(journal, agent, ends)
+        await ends.commit(await _played(journal, agent, ends))
     except AwaitDecisions as awaited:
         await ends.park("approval", asks=awaited.asks)
     except IndeterminateError:
@@ -89,12 +110,14 @@ async def _turn(journal: Journal, agent: Agent, ends: Ends, attended: bool) -> N
         await ends.fail("not_recordable", error.error.message[:TEXT_CHARS_MAX])
     except (NotEncodable, TooLarge) as error:
         await ends.fail("not_recordable", error.message[:TEXT_CHARS_MAX])
-    except StepFailed as error:
+    except ChildFailed as error:
+        await ends.fail(error.code, error.message)
+    except NOT_THE_TURNS:
+        raise
+    except RunfoldError as error:  # a step failed, or the handler asked for what can't be
         if attended:
             raise
-        await ends.failed_attempt("step_failed", error.message)
-    else:
-        await ends.commit(outcome)
+        await ends.failed_attempt(error.code, error.message)
 
 
 async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:

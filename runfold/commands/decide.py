@@ -98,7 +98,7 @@ def reconcile(
         if done_text is not None:
             payload["result"] = done_text
         run = checked_run_id(id)
-        return await _send(
+        return await send_signal(
             run, "reconcile", payload, request_id, Target(store, namespace, creds), json
         )
 
@@ -113,10 +113,10 @@ async def _decide(
     target: Target,
     json: bool,
 ) -> int:
-    return await _send(marker_run(marker), name, payload, request_id, target, json)
+    return await send_signal(marker_run(marker), name, payload, request_id, target, json)
 
 
-async def _send(
+async def send_signal(
     run: str,
     name: str,
     payload: dict[str, Any],
@@ -124,6 +124,7 @@ async def _send(
     target: Target,
     json: bool,
 ) -> int:
+    """Send it, and print what became of it."""
     async with opened(target) as store:
         receipt = await signal(store, run, name, payload, request_id=request_id, by=user())
     if json:

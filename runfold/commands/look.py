@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,8 @@ from journal.limits import LIST_PAGE
 from journal.log import Log
 from journal.store import Store
 from journal.views import run_json
+from journal.waits import instant_text
+from worker.inbox import candidates
 
 from ..frame import UsageProblem, execute
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
@@ -63,11 +66,12 @@ def show(
         if journal.torn:
             note(f"{journal.torn} bytes of a torn last record are ignored: never acknowledged")
         _print_timeline(loaded.entries, json)
+        now = instant_text(datetime.now(UTC))
         if json:
-            emit_json(run_json(journal.fold, held=held))
+            emit_json(run_json(journal.fold, held=held, now=now))
         else:
-            print_run(journal.fold, options(store, namespace), held=held)
-        return EXIT_BY_STATUS[journal.fold.status(held=held)]
+            print_run(journal.fold, options(store, namespace), held=held, now=now)
+        return EXIT_BY_STATUS[journal.fold.status(held=held, now=now)]
 
     execute(json, body())
 
@@ -119,7 +123,9 @@ async def _page(
     store: Store, status: str | None, agent: str | None, after: RunId | None, limit: int
 ) -> tuple[list[dict[str, Any]], RunId | None]:
     found: list[dict[str, Any]] = []
-    async for run in store.runs(after=after):
+    async for run in candidates(store, status):
+        if after is not None and run <= after:
+            continue
         if len(found) == limit:
             return found, RunId(found[-1]["run"])
         shape = await _summary(store, run)
@@ -139,7 +145,8 @@ async def _summary(store: Store, run: RunId) -> dict[str, Any] | None:
     if journal.fold.started is None:
         newer = journal.fold.newer
         return _unreadable(run, "newer", newer) if newer is not None else None
-    return run_json(journal.fold, held=await store.holder(run) is not None)
+    now = instant_text(datetime.now(UTC))
+    return run_json(journal.fold, held=await store.holder(run) is not None, now=now)
 
 
 def _unreadable(run: RunId, status: str, reason: str) -> dict[str, Any]:

@@ -7,14 +7,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from journal.errors import JournalDamaged
-from journal.log import Log
+from journal.escape import visible
 from journal.stores.file import FileStore
 from journal.stores.provision import inspect, provision
 from journal.stores.safety import Safety
+from worker.fleet import Fleet
 from worker.server import EmbeddedServer
 
 from ..bench import Bench, render
+from ..diagnosis import Diagnosis, diagnose
 from ..frame import UsageProblem, execute
 from ..options import (
     CredsOption,
@@ -22,8 +23,10 @@ from ..options import (
     MonitorOption,
     NamespaceOption,
     StoreOption,
+    Target,
+    opened,
 )
-from ..store import HOME, is_url, open_store
+from ..store import HOME, is_url
 from ..terminal import emit_json, note, say
 
 
@@ -80,42 +83,53 @@ def doctor(
     creds: CredsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Whether an acknowledged record can be lost here, why, and what to do about it.
+    """Whether an acknowledged record can be lost here, why, and what to do about it; and which runs
+    nobody would move on.
 
-    Exit code: 0 safe or unverified, 1 degraded.
+    Exit code, by the storage alone: 0 safe or unverified, 1 degraded.
     """
 
     async def body() -> int:
+        target = Target(store, namespace, creds)
         if store is None:
             async with EmbeddedServer(HOME) as server:
                 await provision(server.url, namespace=namespace)
                 found = await inspect(
                     server.url, namespace=namespace, monitor_url=server.monitor_url
                 )
+                runs = await _diagnose(target._replace(store=server.url))
         elif is_url(store):
             found = await inspect(store, namespace=namespace, monitor_url=monitor, creds=creds)
+            runs = await _diagnose(target)
         else:
-            async with open_store(store, namespace=namespace) as opened_store:
+            runs = await _diagnose(target)
+            damaged = [one.run for one in runs.found if one.problem == "damaged"]
+            async with opened(target) as opened_store:
                 assert isinstance(opened_store, FileStore)
-                found = await opened_store.inspect(await _damaged(opened_store))
+                found = await opened_store.inspect(damaged)
         if json:
-            emit_json(found)
+            emit_json(msgspec.structs.asdict(found) | {"runs": runs.found, "next": runs.next})
         else:
             _print_safety(found)
+            _print_runs(runs)
         return 1 if found.level == "degraded" else 0
 
     execute(json, body())
 
 
-async def _damaged(store: FileStore) -> list[str]:
-    """Runs whose journals are refused."""
-    found: list[str] = []
-    async for run in store.runs():
-        try:
-            await Log.read(store, run)
-        except JournalDamaged:
-            found.append(run)
-    return found
+async def _diagnose(target: Target) -> Diagnosis:
+    async with opened(target) as store:
+        workers = await Fleet(store).workers() if store.shared else []
+        return await diagnose(store, workers, note)
+
+
+def _print_runs(runs: Diagnosis) -> None:
+    say(f"runs: {runs.looked_at} unfinished, {len(runs.found)} that nobody would move on")
+    for one in runs.found:
+        say(f"  run {one.run}: {visible(one.what)}")
+        say(f"    fix: {visible(one.fix)}")
+    if runs.next is not None:
+        say(f"  not looked at: those after {runs.next}")
 
 
 def _print_safety(found: Safety) -> None:

@@ -1,30 +1,25 @@
-"""Shell: `runfold run`."""
+"""Shell: `runfold run`, `runfold start`."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
-from traceback import extract_tb
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from journal.errors import RunfoldError
-from journal.ids import new_run_id, shown
+from journal.doors import Started
+from journal.ids import new_run_id
 from journal.ids import run_id as checked_run_id
 from journal.limits import ACK_WAIT_S
 from journal.log import Log
-from journal.values import BadJSON, parse_strict
+from journal.store import Store
 from journal.views import Waiting, run_json
-from worker.agent import Agent
+from journal.waits import instant_text
+from worker.fleet import Fleet
 from worker.runner import run
 
 from ..frame import UsageProblem, execute
+from ..loading import agents_output, load_agent, read_input
 from ..options import (
     CredsOption,
     JsonOption,
@@ -34,12 +29,16 @@ from ..options import (
     Target,
     note_safety,
     opened,
+    user,
 )
-from ..terminal import EXIT_BY_STATUS, emit_json, note, options, print_run
+from ..terminal import EXIT_BY_STATUS, emit_json, note, options, print_run, say
+
+WAIT_S_MAX = 86400.0
 
 
 def register(app: typer.Typer) -> None:
     app.command("run")(run_command)
+    app.command("start")(start)
 
 
 def run_command(
@@ -69,19 +68,19 @@ def run_command(
 
     async def body() -> int:
         run_id = None if id is None else checked_run_id(id)
-        value = _input(input, input_json)
+        value = read_input(input, input_json)
         if run_id is None and value is None:
             raise UsageProblem("say --input to start a run, --id to resume one, or both")
         if not 1 <= ack_wait <= 600:
             raise UsageProblem("--ack-wait is 1 to 600 seconds")
-        with _agents_output(json):
+        with agents_output(json):
             found = load_agent(agent)
         target = Target(store, namespace, creds)
         async with opened(target) as opened_store:
             await note_safety(target, monitor, opened_store)
             if run_id is None and value is not None:
                 run_id = new_run_id()
-            with _agents_output(json):
+            with agents_output(json):
                 end = await run(
                     opened_store, found, run_id, value, ack_wait_s=ack_wait, on_wait=note
                 )
@@ -90,23 +89,6 @@ def run_command(
         return _print(journal, end, json, options(store, namespace))
 
     execute(json, body())
-
-
-@contextmanager
-def _agents_output(json: bool) -> Generator[None]:
-    """With --json, stdout holds one object: what the agent's code prints goes to stderr."""
-    if not json:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)  # what its child processes print, too
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _print(journal: Log, end: object, json: bool, option: str) -> int:
@@ -126,81 +108,80 @@ def _print(journal: Log, end: object, json: bool, option: str) -> int:
     return EXIT_BY_STATUS[shape["status"]]
 
 
-def _input(text: str | None, json_text: str | None) -> Any:
-    if text is not None and json_text is not None:
-        raise UsageProblem("--input and --input-json exclude each other")
-    if json_text is not None:
-        try:
-            value = parse_strict(json_text)
-        except BadJSON as error:
-            raise UsageProblem(f"--input-json is not JSON: {error}") from error
+def start(
+    agent: Annotated[
+        str, typer.Argument(help="The agent's name; or FILE.py:NAME, which binds its revision too.")
+    ],
+    input: Annotated[
+        str | None, typer.Option("--input", help="TEXT, @FILE, or - for stdin.")
+    ] = None,
+    input_json: Annotated[
+        str | None, typer.Option("--input-json", help="The input as JSON.")
+    ] = None,
+    id: Annotated[str | None, typer.Option("--id", help="Run id. Default: a random one.")] = None,
+    priority: Annotated[int, typer.Option("--priority", help="1, 0 or -1.")] = 0,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Runs with one key go one at a time.")
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", help="Wait so many seconds for it to end or to need somebody."),
+    ] = None,
+    store: StoreOption = None,
+    namespace: NamespaceOption = "runfold",
+    creds: CredsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Start a run for the workers of an agent. Repeating it with the same id and input changes
+    nothing.
+
+    Exit code: 0; with --wait as `run`, and 0 while it still runs.
+    """
+
+    async def body() -> int:
+        value = read_input(input, input_json)
         if value is None:
-            raise UsageProblem("--input-json null is no input")
-        return value
-    if text == "-":
-        return _decoded(sys.stdin.buffer.read(), "standard input")
-    if text is not None and text.startswith("@"):
-        path = Path(text[1:])
-        try:
-            return _decoded(path.read_bytes(), str(path))
-        except OSError as error:
-            raise UsageProblem(
-                f"--input {shown(text, 300)}: {error.strerror}",
-                hint="a text that starts with @ goes through --input-json",
-            ) from error
-    return text
+            raise UsageProblem("a run needs an input: --input TEXT or --input-json JSON")
+        if wait is not None and not 0 <= wait <= WAIT_S_MAX:
+            raise UsageProblem(f"--wait is 0 to {WAIT_S_MAX:g} seconds")
+        name, revision = agent, ""
+        if ":" in agent:
+            with agents_output(json):
+                found = load_agent(agent)
+            name, revision = found.name, found.revision
+        target = Target(store, namespace, creds)
+        async with opened(target) as opened_store:
+            fleet = Fleet(opened_store, by=user())
+            started = await fleet.start(
+                name, value, run_id=id, priority=priority, key=key, revision=revision
+            )
+            return await _print_started(fleet, started, wait, target, json)
+
+    execute(json, body())
 
 
-def _decoded(data: bytes, where: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageProblem(f"{where} is not UTF-8") from error
+async def _print_started(
+    fleet: Fleet, started: Started, wait: float | None, target: Target, json: bool
+) -> int:
+    """Print the run, once it was waited for; the exit code."""
+    if not json:
+        what = "started" if started.created else "is there already"
+        note(f"run {started.run_id} {what}{_how_to_go_on(fleet.store, started.run_id)}")
+    if wait is not None:
+        await fleet.wait(started.run_id, timeout_s=wait)
+    log = await Log.read(fleet.store, started.run_id)
+    held = await fleet.store.holder(log.run_id) is not None
+    now = instant_text(datetime.now(UTC))
+    if json:
+        emit_json(run_json(log.fold, held=held, now=now) | {"created": started.created})
+    elif wait is None:
+        say(started.run_id)
+    else:
+        print_run(log.fold, options(target.store, target.namespace), held=held, now=now)
+    return 0 if wait is None else EXIT_BY_STATUS[log.fold.status(held=held, now=now)]
 
 
-def load_agent(where: str) -> Agent:
-    """The Agent that FILE.py:NAME or dotted.module:NAME names; raises UsageProblem."""
-    source, colon, attribute = where.rpartition(":")
-    if not colon or not source or not attribute.isidentifier():
-        raise UsageProblem(
-            f"{shown(where, 300)} names no agent", hint="write FILE.py:NAME or dotted.module:NAME"
-        )
-    try:
-        module = _module(source)
-    except RunfoldError:
-        raise
-    except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {error}"
-        line = next(
-            (
-                f" line {f.lineno}"
-                for f in reversed(extract_tb(error.__traceback__))
-                if f.filename.endswith(Path(source).name)
-            ),
-            "",
-        )
-        raise UsageProblem(
-            f"{shown(source, 300)}{line} can't be loaded: {what}", hint="RUNFOLD_DEBUG=1 shows more"
-        ) from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Agent):
-        what = "is not there" if found is None else f"is a {type(found).__name__}, not an Agent"
-        raise UsageProblem(f"{attribute} in {shown(source, 300)} {what}")
-    return found
-
-
-def _module(source: str) -> Any:
-    if not source.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(source)
-    path = Path(source).resolve()
-    if not path.is_file():
-        raise UsageProblem(f"{shown(source, 300)}: no such file")
-    spec = importlib.util.spec_from_file_location(f"_runfold_agent_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    return module
+def _how_to_go_on(store: Store, run: str) -> str:
+    if store.shared:
+        return f" (`runfold follow {run}`)"
+    return f"; a directory has no workers: `runfold run FILE.py:NAME --id {run}` takes it up"

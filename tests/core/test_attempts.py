@@ -275,16 +275,12 @@ async def called_again(said: Record) -> tuple[list[StepStarted], StepCompleted]:
     return calls, await do_step(journal, call, perform, Ways(honoured=earlier))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=KeyError, reason="the earlier start is looked up by its name"
-)
 async def test_a_permitted_retry_of_an_earlier_attempts_write_is_called_once_under_its_key():
     calls, completed = await called_again(retry(PAY, 2))
     assert completed.result == "paid"
     assert [(start.key, start.permit) for start in calls] == [(start_of(PAY).key, 3)]
 
 
-@pytest.mark.xfail(strict=True, run=False, reason="do_step goes round for ever, blocking the loop")
 @pytest.mark.parametrize("said", [done(PAY, 2, "D"), late(PAY, 2, "D")], ids=["done", "late"])
 async def test_what_was_said_of_an_earlier_attempts_write_is_its_result(said: Record):
     calls, completed = await called_again(said)
@@ -377,9 +373,6 @@ def test_a_cancel_outlives_a_commit_with_its_reason():
     assert log.fold.runnable()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a commit drops the reason of a decision kept for a later gate"
-)
 def test_the_reason_of_a_reject_that_waits_for_its_gate_outlives_a_commit():
     """R31, R60: it is kept for the next gate it reaches; the model sees the reason there."""
     marker = asked_for("1/0").marker

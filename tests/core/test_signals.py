@@ -16,6 +16,7 @@ from kit.build import (
     Log,
     answered,
     approved,
+    asked_for,
     asking,
     asks,
     cancel,
@@ -71,6 +72,7 @@ from journal.signals import (
 PAY = "tool/1/0/pay"
 ASK = asking(1, 0, "pay", "a" * 16)
 M1, M2 = ASK.marker, asking(2, 0, "pay", "b" * 16).marker
+HANDLERS = asked_for("0/5").marker
 ASKED: list[Record] = [model_start(), reply_of(1, asks(request("pay")), ASK)]
 WAITING: list[Record] = [started(), *ASKED]
 UNKNOWN: list[Record] = [*WAITING, approved(M1), start_of(PAY, permit=4)]
@@ -422,6 +424,31 @@ def test_a_decision_about_a_call_that_is_over_is_refused():
     log.add(result_of(PAY))
     with pytest.raises(StaleSignal, match="is not pending"):
         decide(log, Approve(marker=M1))
+
+
+GONE_BY: dict[str, tuple[list[Record], str]] = {
+    "a step of an earlier reply": (
+        [*WAITING, error_of(PAY, via="refused"), model_start(2), reply_of(2, asks())],
+        M1.replace("a" * 16, "c" * 16),
+    ),
+    "a handler's step that has started": ([started(), claimed(), start_of("0/5")], HANDLERS),
+    "a handler's step of an earlier iteration": ([started(), claimed(), goes_on()], HANDLERS),
+}
+
+
+@pytest.mark.parametrize("case", GONE_BY)
+def test_a_running_run_keeps_no_decision_about_a_call_that_no_gate_will_reach(case: str):
+    records, marker = GONE_BY[case]
+    log = Log(*records)
+    assert log.fold.status() == "running"
+    with pytest.raises(StaleSignal, match="is not pending"):
+        decide(log, Approve(marker=marker))
+
+
+def test_a_decision_about_a_handlers_call_to_come_is_kept():
+    decision = decide(Log(started(), claimed()), Approve(marker=HANDLERS))
+    assert isinstance(decision, Append)
+    assert decision.kept
 
 
 # ---- reconcile (R21, R22, UR-22) --------------------------------------------------------------

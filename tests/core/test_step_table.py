@@ -441,21 +441,6 @@ def test_a_step_of_this_attempt_counts_before_an_earlier_one():
     assert decided.completed.result == "second"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what was said of a write is not recordable in a new attempt"
-)
-@pytest.mark.parametrize(
-    ("body", "via"), [(done(OLD, 3, RESULT), "reconcile"), (late(OLD, 3, RESULT), "late")]
-)
-def test_what_the_table_settles_of_an_earlier_attempt_may_stand_in_the_journal(
-    body: Record, via: Any
-):
-    log = after_a_failed_attempt(claimed("w2"), body)
-    log.add(StepCompleted(step=NEW, result=RESULT, via=via))
-    assert isinstance(decide_at(log, NEW), Reuse)
-
-
-@pytest.mark.xfail(strict=True, reason="a permit of an honoured step is used again by each attempt")
 def test_a_permit_for_a_write_of_an_earlier_attempt_is_spent_by_the_start_that_names_it():
     """R22: a retry runs it once more, in whichever attempt; the next one gets that result."""
     log = after_a_failed_attempt(claimed("w2"), retry(OLD, 3))

@@ -26,7 +26,7 @@ def has_the_shape_of_a_run(shape: dict[str, Any]) -> None:
     for pending in shape["pending"]:
         assert pending.keys() == {"marker", "step", "tool", "input", "text"}
     for unknown in shape["unknown"]:
-        assert unknown.keys() == {"step", "start", "tool", "input", "key"}
+        assert unknown.keys() == {"step", "start", "tool", "input", "key", "partial"}
     for wait in shape["waiting_on"]:
         assert wait.keys() == {"what", "since", "until", "ended_by"}
         assert wait["what"] in WAITS and wait["ended_by"]
@@ -151,10 +151,12 @@ async def test_a_running_run_is_0_while_somebody_holds_it(any_cli: Cli) -> None:
 async def test_init_says_what_it_made(on_jetstream: Cli) -> None:
     on_jetstream.env["RUNFOLD_NAMESPACE"] = f"{on_jetstream.namespace[:20]}-init"
     made, again = await on_jetstream.forked([["init", "--json"]] * 2, at_once=1)
-    stream = f"{on_jetstream.env['RUNFOLD_NAMESPACE'].upper()}_JOURNAL_0"
-    wanted: dict[str, Any] = {"stream": stream, "created": True, "replicas": 1, "differences": []}
-    assert (made.code, made.json) == (0, wanted)
-    assert (again.code, again.json) == (0, wanted | {"created": False})
+    prefix = on_jetstream.env["RUNFOLD_NAMESPACE"].upper()
+    names = [f"{prefix}_{name}" for name in ("JOURNAL_0", "TASKS", "SIGNALS", "REJECTED")]
+    for done, created in ((made, True), (again, False)):
+        told: dict[str, Any] = {"created": created, "replicas": 1, "differences": []}
+        journal, *others = [told | {"stream": name} for name in names]
+        assert (done.code, done.json) == (0, journal | {"others": others})
 
 
 async def test_init_on_a_stream_with_other_settings_says_which_and_changes_nothing(
@@ -176,7 +178,8 @@ async def test_init_on_a_stream_with_other_settings_says_which_and_changes_nothi
 
 async def test_doctor_judges_the_storage(any_cli: Cli) -> None:
     done = await any_cli("doctor", "--json")
-    assert done.json.keys() == {"level", "findings", "facts"}
+    assert done.json.keys() == {"level", "findings", "facts", "runs", "next"}
+    assert (done.json["runs"], done.json["next"]) == ([], None)
     for finding in done.json["findings"]:
         assert finding.keys() == {"level", "what", "why", "fix"} and all(finding.values())
     level = {"file": "safe", "embedded": "safe", "jetstream": "unverified"}[any_cli.kind]

@@ -1,0 +1,109 @@
+"""Shell: `runfold dev`: a server and a worker for one project, in one process tree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Annotated
+
+import typer
+
+from journal.ids import namespace as checked_namespace
+from journal.limits import CONCURRENCY
+from journal.stores.provision import provision
+from worker.server import EmbeddedServer
+
+from ..frame import UsageProblem, execute
+from ..options import NamespaceOption
+from ..reloading import Reloading
+from ..store import HOME
+from ..terminal import note, options, say
+from .work import AgentsArgument
+
+DEV_ACK_WAIT_S = 5.0
+DEV_GRACE_S = 5.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("dev")(dev)
+
+
+def dev(
+    agents: AgentsArgument,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", help="Runs at once (1-4096).")
+    ] = CONCURRENCY,
+    ack_wait: Annotated[
+        float,
+        typer.Option("--ack-wait", help="Seconds of silence after which a worker is lost (1-600)."),
+    ] = DEV_ACK_WAIT_S,
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, max=25, help="Seconds for calls to end at a reload.")
+    ] = DEV_GRACE_S,
+    health: Annotated[
+        str | None, typer.Option("--health", help="[HOST:]PORT of the worker's GET /healthz.")
+    ] = None,
+    namespace: NamespaceOption = "runfold",
+) -> None:
+    """A server on .runfold/ and a worker that reloads when a Python file beside its agents changes.
+
+    Every write is synced. Other terminals in this folder find the server by themselves. Ctrl-C ends
+    it all; again: without grace.
+    """
+
+    async def body() -> int:
+        checked_namespace(namespace)
+        folders = _folders(agents)
+        # A server that dev's user may have exported is not what dev works on.
+        for name in ("RUNFOLD_STORE", "RUNFOLD_CREDS"):
+            os.environ.pop(name, None)
+        async with EmbeddedServer(HOME) as server:
+            await provision(server.url, namespace=namespace)
+            words = [
+                *("worker", *agents, "--store", server.url, "--namespace", namespace),
+                *("--concurrency", str(concurrency), "--ack-wait", str(ack_wait)),
+                *("--grace", str(grace)),
+                *(() if health is None else ("--health", health)),
+            ]
+            reloading = Reloading(words, folders, note)
+            loop = asyncio.get_running_loop()
+            for number in (SIGINT, SIGTERM):
+                loop.add_signal_handler(number, reloading.stop)
+            _greet(server.url, namespace)
+            await reloading.run()
+        return 0
+
+    execute(False, body())
+
+
+def _folders(agents: list[str]) -> list[Path]:
+    """Where the agents' files are: what to watch."""
+    found: set[Path] = set()
+    for agent in agents:
+        source, colon, _ = agent.rpartition(":")
+        if not colon or not source:
+            raise UsageProblem(
+                f"{agent!r} names no agent", hint="write FILE.py:NAME or dotted.module:NAME"
+            )
+        path = Path(source).resolve()
+        if not source.endswith(".py"):
+            found.add(Path.cwd())
+        elif path.is_file():
+            found.add(path.parent)
+        else:
+            raise UsageProblem(f"{source}: no such file")
+    return sorted(folder for folder in found if not found & set(folder.parents))
+
+
+def _greet(url: str, namespace: str) -> None:
+    option = options(None, namespace)
+    say(f"runfold dev: {url}, data in {shlex.quote(HOME)}/, every write synced")
+    say("in another terminal, in this folder:")
+    say(f"  runfold start AGENT --input TEXT{option}    start a run")
+    say(f"  runfold inbox{option}                       what waits for you")
+    say(f"  runfold follow ID{option}                   watch a run")
+    sys.stdout.flush()

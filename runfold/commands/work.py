@@ -1,0 +1,189 @@
+"""Shell: `runfold worker`: works the runs of agents until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import partial
+from signal import SIGINT, SIGTERM
+from typing import Annotated
+
+import typer
+
+from journal.errors import RunfoldError
+from journal.escape import visible
+from journal.ids import name as checked_name
+from journal.limits import ACK_WAIT_S, CONCURRENCY, GRACE_S, RESTART_LIMIT
+from worker.agent import Agent
+from worker.health import serve_health
+from worker.opening import embedded, is_url
+from worker.service import Worker
+
+from ..dying import die_with_parent
+from ..frame import UsageProblem, execute, report
+from ..loading import load_agent
+from ..options import CredsOption, NamespaceOption, StoreOption, Target
+from ..terminal import note
+
+AgentsArgument = Annotated[
+    list[str], typer.Argument(help="FILE.py:NAME or dotted.module:NAME, one or several Agents.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("worker")(worker)
+
+
+def worker(
+    agents: AgentsArgument,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", help="Runs at once (1-4096).")
+    ] = CONCURRENCY,
+    ack_wait: Annotated[
+        float,
+        typer.Option("--ack-wait", help="Seconds of silence after which a worker is lost (1-600)."),
+    ] = ACK_WAIT_S,
+    restart_limit: Annotated[
+        int,
+        typer.Option("--restart-limit", help="A run that loses so many workers in a row failed."),
+    ] = RESTART_LIMIT,
+    grace: Annotated[
+        float, typer.Option("--grace", help="Seconds for calls to end when it is told to stop.")
+    ] = GRACE_S,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Begins its id. Default: the host's name.")
+    ] = None,
+    health: Annotated[
+        str | None,
+        typer.Option("--health", help="[HOST:]PORT for GET /healthz and /readyz; on loopback."),
+    ] = None,
+    store: StoreOption = None,
+    namespace: NamespaceOption = "runfold",
+    creds: CredsOption = None,
+) -> None:
+    """Work the runs of these agents until it is told to stop.
+
+    SIGTERM or Ctrl-C: it takes nothing new, lets calls end for the grace, and hands the rest over;
+    a second one ends the grace. Exit code: 0 stopped, 9 the connection is closed for good.
+    """
+    die_with_parent()
+
+    make = partial(
+        Worker,
+        name=name,
+        namespace=namespace,
+        creds=creds,
+        concurrency=concurrency,
+        ack_wait_s=ack_wait,
+        restart_limit=restart_limit,
+        grace_s=grace,
+    )
+    execute(False, _work(agents, make, name, health, Target(store, namespace, creds)))
+
+
+async def _work(
+    agents: Sequence[str],
+    make: Callable[..., Worker],
+    name: str | None,
+    health: str | None,
+    target: Target,
+) -> int:
+    if name is not None:
+        checked_name(name, "a worker")
+    where = None if health is None else _address(health)
+    found = [load_agent(one) for one in agents]
+    _check_names(found)
+    async with _server(target) as url:
+        try:
+            made = make(url, found, on_ready=lambda: _ready(made))
+        except ValueError as error:
+            raise UsageProblem(str(error)) from error
+        with contextlib.ExitStack() as stack:
+            if where is not None:
+                stack.enter_context(_health(where, made))
+            await _serve(made)
+    return 0
+
+
+def _check_names(agents: Sequence[Agent]) -> None:
+    names = [agent.name for agent in agents]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageProblem(
+            f"two agents are named {', '.join(twice)}",
+            hint="a worker takes one revision of an agent; start another worker for the other",
+        )
+
+
+def _ready(made: Worker) -> None:
+    agents = ", ".join(f"{agent.name} ({agent.revision})" for agent in made.agents.values())
+    note(f"worker {made.id} is ready: agents {agents}")
+
+
+@contextlib.asynccontextmanager
+async def _server(target: Target) -> AsyncGenerator[str, None]:
+    """The URL of the target's server."""
+    if target.store is None:
+        async with embedded(target.namespace) as url:
+            yield url
+    elif is_url(target.store):
+        yield target.store
+    else:
+        raise UsageProblem(
+            "a directory has no workers: they need a NATS server",
+            hint="use a nats:// store, or `runfold run` on a directory",
+        )
+
+
+async def _serve(made: Worker) -> None:
+    """Serve; a signal drains, the next ones force. Where something refuses to end, the process ends
+    here: asyncio would wait for it for ever."""
+    loop = asyncio.get_running_loop()
+    told = 0
+
+    def stop() -> None:
+        nonlocal told
+        told += 1
+        if told == 1:
+            note(f"worker {made.id} is stopping")
+            loop.create_task(made.stop())  # noqa: RUF006 - it only sets a flag
+        else:
+            made.force()
+
+    for number in (SIGTERM, SIGINT):
+        loop.add_signal_handler(number, stop)
+    code = 0
+    try:
+        await made.serve()
+    except RunfoldError as error:
+        if not made.stubborn:
+            raise
+        code = report(error, json=False)
+    if made.stubborn:
+        note(f"{len(made.stubborn)} call(s) did not end: they are cut off")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
+        raise UsageProblem(f"--health is [HOST:]PORT, not {visible(text)}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@contextlib.contextmanager
+def _health(where: tuple[str, int], made: Worker) -> Generator[None]:
+    host, port = where
+    try:
+        serving = serve_health(port, made.health, host)
+        with serving as server:
+            shown = f"[{host}]" if ":" in host else host
+            note(f"health: http://{shown}:{server.port}/healthz")
+            yield
+    except OSError as error:
+        raise UsageProblem(str(error.strerror or error)) from error

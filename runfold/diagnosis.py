@@ -1,0 +1,163 @@
+"""Shell: runs that nobody would move on, for `runfold doctor` (R7). Changes nothing.
+
+A run is found only if two looks at it agree: between the first and the second a worker may have
+taken it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from journal.errors import JournalDamaged
+from journal.fold import Fold
+from journal.ids import RunId
+from journal.log import Log
+from journal.store import Store
+from journal.stores.jetstream import JetStreamStore
+from journal.views import instant
+from journal.waits import instant_text
+from worker.inbox import told
+
+UNFINISHED = frozenset(
+    {"running", "waiting", "paused", "awaiting_approval", "indeterminate", "newer", "damaged"}
+)
+RUNS_MAX = 2000
+PROGRESS_RUNS = 200
+FRESH_S = 5.0
+"""What is younger is somebody's at work."""
+
+Problem: TypeAlias = Literal[
+    "damaged", "newer", "no_task", "worker_gone", "overdue", "child_ended", "no_worker"
+]
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """A run that needs an operator: what is wrong, and what to do."""
+
+    run: str
+    problem: Problem
+    what: str
+    fix: str
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """`looked_at` runs were read; `next`: go on after this one, there are more."""
+
+    found: tuple[Found, ...]
+    looked_at: int
+    next: str | None = None
+
+
+SWEEP = "a worker's sweep wakes it within a minute; `runfold sweep` does so now"
+
+
+async def diagnose(
+    store: Store, workers: Sequence[Mapping[str, Any]], progress: Callable[[str], None]
+) -> Diagnosis:
+    """Look at up to RUNS_MAX unfinished runs. `workers`: what the connected ones report."""
+    found: list[Found] = []
+    looked_at = 0
+    last: RunId | None = None
+    async for run in told(store, UNFINISHED):
+        if looked_at == RUNS_MAX:
+            return Diagnosis(found=tuple(found), looked_at=looked_at, next=last)
+        looked_at, last = looked_at + 1, run
+        if looked_at % PROGRESS_RUNS == 0:
+            progress(f"{looked_at} runs looked at, {len(found)} found")
+        first = await _look(store, workers, run)
+        if first is None or first[1].problem in ("damaged", "newer"):
+            found += [first[1]] if first else []
+            continue
+        second = await _look(store, workers, run)
+        if second is not None and second[0] == first[0]:
+            found.append(second[1])
+    return Diagnosis(found=tuple(found), looked_at=looked_at)
+
+
+async def _look(
+    store: Store, workers: Sequence[Mapping[str, Any]], run: RunId
+) -> tuple[int, Found] | None:
+    """What is wrong with the run, at which ordinal."""
+    try:
+        log = await Log.read(store, run)
+    except JournalDamaged as damage:
+        fix = "restore its journal from a backup or export, or purge it"
+        return 0, Found(run=run, problem="damaged", what=damage.message, fix=fix)
+    fold = log.fold
+    if fold.newer is not None:
+        what = f"it holds a record of a newer version: {fold.newer}"
+        return fold.n, Found(run=run, problem="newer", what=what, fix="update this installation")
+    if fold.started is None or fold.finished or not isinstance(store, JetStreamStore):
+        return None
+    problem = await _stuck(store, log)
+    if problem is None or await store.tasks.holds(run, fold.started.agent):
+        problem = _nobody_may(fold, run, workers)
+    return None if problem is None else (fold.n, problem)
+
+
+async def _stuck(store: JetStreamStore, log: Log) -> Found | None:
+    """What would leave the run as it is, without a task."""
+    fold, run = log.fold, log.run_id
+    now = datetime.now(UTC)
+    if instant(fold.head_at) > now - timedelta(seconds=FRESH_S):
+        return None
+    if fold.claim is not None:
+        answer = await store.ask(fold.claim.worker, run, fold.claim.n)
+        if answer == "yes":
+            return None
+        said = {"no": "does not hold it", "silent": "does not answer"}.get(answer, "is gone")
+        what = f"worker {fold.claim.worker}, which claimed it (record {fold.claim.n}), {said}"
+        fix = "it is frozen or blocked: restart it" if answer == "silent" else SWEEP
+        return Found(run=run, problem="worker_gone", what=f"{what}; no task is left", fix=fix)
+    if fold.runnable():
+        what = "it could go on, and no task tells a worker"
+        return Found(run=run, problem="no_task", what=what, fix=SWEEP)
+    if fold.runnable(instant_text(now - timedelta(seconds=FRESH_S))):
+        assert fold.wait is not None
+        what = f"its wait was over at {fold.wait.until}, and no task tells a worker"
+        return Found(run=run, problem="overdue", what=what, fix=SWEEP)
+    if fold.wait is not None and fold.wait.child and await _ended(store, fold.wait.child):
+        what = f"the child it waits for, {fold.wait.child}, has ended and it was not told"
+        return Found(run=run, problem="child_ended", what=what, fix=SWEEP)
+    return None
+
+
+async def _ended(store: Store, child: str) -> bool:
+    try:
+        log = await Log.resumed(store, RunId(child), by="doctor")
+    except JournalDamaged:
+        return False
+    return log.fold.finished
+
+
+def _nobody_may(fold: Fold, run: RunId, workers: Sequence[Mapping[str, Any]]) -> Found | None:
+    """Where no connected worker may take the run that is to go on (R8)."""
+    assert fold.started is not None
+    agent, revision = fold.started.agent, fold.revision
+    if fold.claim is not None or not fold.runnable():
+        return None
+    listed = [one for report in workers for one in _agents(report) if one.get("name") == agent]
+    if any(not revision or revision in _accepts(one) for one in listed):
+        return None
+    if listed:
+        has = ", ".join(sorted({str(one.get("revision")) for one in listed}))
+        what = f"it is bound to revision {revision} of agent {agent}; workers have {has}"
+        fix = f"start a worker with that revision, or declare compatible=({revision!r},)"
+    else:
+        what = f"no connected worker has agent {agent}"
+        fix = f"`runfold worker FILE:agent`, or `runfold run FILE:agent --id {run}`"
+    return Found(run=run, problem="no_worker", what=what, fix=fix)
+
+
+def _agents(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: Any = report.get("agents")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []  # pyright: ignore[reportUnknownVariableType]
+
+
+def _accepts(agent: Mapping[str, Any]) -> list[Any]:
+    found: Any = agent.get("accepts") or [agent.get("revision")]
+    return list(found) if isinstance(found, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType]
