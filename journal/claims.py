@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from .fold import Fold
 from .limits import HOLDER_GRACE_S
-from .waits import due, wakes_at
+from .waits import due, other_code_may, wakes_at
 
 Answer: TypeAlias = Literal["yes", "no", "nobody", "silent"]
 Reason: TypeAlias = Literal["new", "redelivery", "wake", "retry", "adopted"]
@@ -134,6 +134,7 @@ def decide_task(
     task: Delivery,
     answers: Sequence[Answer],
     *,
+    agent: str,
     accepts: Sequence[str],
     now: str,
     ack_wait_s: float,
@@ -147,14 +148,14 @@ def decide_task(
         return Drop()
     if fold.newer is not None:
         return NotMine(f"it holds a record of a newer version: {fold.newer}")
-    if fold.started is None:
-        return Drop()
+    if fold.started is None or fold.started.agent != agent:
+        return Drop()  # of another agent: its own task is elsewhere
     if fold.finished:
         return Finished()
     if fold.revision and fold.revision not in accepts:
         return NotMine(f"it is bound to revision {fold.revision}")
     if fold.claim is None:
-        if not fold.runnable(now):
+        if not fold.runnable(now) and not other_code_may(fold, accepts[0]):
             until = wakes_at(fold)  # a time that has come woke nobody: a person must act first
             return Resting("" if due(until, now) else until)
         return Take(_reason(fold), lost=fold.restarts >= restart_limit)

@@ -76,6 +76,8 @@ class Fold:
         "inputs",
         "interrupted",
         "iteration",
+        "keys",
+        "last_placed",
         "mismatched",
         "model_calls",
         "n",
@@ -110,12 +112,14 @@ class Fold:
         self.steps: dict[str, StepState] = {}
         self.open: dict[str, StepState] = {}
         self.honoured: dict[tuple[str, str], list[StepState]] = {}
+        self.keys: dict[tuple[str, str], tuple[str, ...]] = {}
         self.interrupted: set[str] = set()
         self.reply: ModelReply | None = None
         self.asks: tuple[Asked, ...] = ()
         self.decisions: dict[str, Known] = {}
         self.requests: dict[str, Known] = {}
         self.inputs: dict[str, Submitted] = {}
+        self.last_placed: tuple[str, ...] = ()
         self.children: dict[str, JSON] = {}
         self.wait: Wait | None = None
         self.mismatched: set[str] = set()
@@ -143,6 +147,14 @@ class Fold:
         """Writes whose outcome nobody knows, oldest first."""
         found = [step for step in self.open.values() if step.unknown]
         return sorted(found, key=lambda step: step.last.n)
+
+    def find(self, name: str, start: int) -> StepState | None:
+        """The step with this start, of this attempt or an honoured one of an earlier."""
+        earlier = [step for steps in self.honoured.values() for step in steps]
+        for step in [*(s for s in [self.steps.get(name)] if s is not None), *earlier]:
+            if step.name == name and any(start == known.n for known in step.starts):
+                return step
+        return None
 
     def pending(self) -> list[tuple[int, VerdictAsk]]:
         """Calls of the last reply that wait for a decision: their index and verdict."""
@@ -182,8 +194,13 @@ class Fold:
         return sorted(found, key=lambda known: known.n)
 
     def placed_at(self, position: str) -> list[Submitted]:
-        """Inputs that stand at this position, in the order of their placing."""
-        return [known for known in self.inputs.values() if known.placed_at == position]
+        """Inputs that stand at this position, in the order of their placing. None: those that an
+        earlier attempt was told."""
+        return [
+            known
+            for known in self.inputs.values()
+            if known.placed_at == position and known.status in ("placed", "done")
+        ]
 
     def runnable(self, now: str = "") -> bool:
         """Whether a holder would have something to do (waits.py)."""
@@ -346,6 +363,9 @@ class Fold:
         self.end = record
         self.claim = None
         self._goes_on()
+        self.last_placed = tuple(
+            known.request_id for known in self.inputs.values() if known.status == "placed"
+        )
         self._answer_placed()
         for known in self.queued():
             self._input(known.request_id, "unanswered")
@@ -372,6 +392,7 @@ class Fold:
         self.steps = {}
         self.open = {}
         self.honoured = {}
+        self.keys = {}
         self.reply = None
         self._goes_on()
         self._answer_placed()

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from . import ids
-from .errors import JournalDamaged, RunfoldError, TooLarge, ToolError
+from .errors import IndeterminateError, JournalDamaged, RunfoldError, TooLarge, ToolError
 from .fold import Fold
 from .ids import RunId
 from .limits import ACK_WAIT_S, COMMIT_STEPS, PROGRESS_BYTES_MAX
@@ -31,7 +31,7 @@ from .records import Claim, Kind, Release, StepCompleted, StepProgress, StepStar
 from .stepping import STICKY, Perform, Stop, do_step
 from .steps import Call, completed_value, make_call
 from .store import Store
-from .unknown import NO_WAYS, Ways
+from .unknown import NO_WAYS, Ways, doubt
 from .values import canonical, normalise, recordable
 
 log = logging.getLogger("runfold")
@@ -72,6 +72,7 @@ class Journal(Log):
         self.commit_steps = COMMIT_STEPS
         self.writing: set[int] = set()
         self.idle = asyncio.Event()
+        self._given_up = False
         self._turn = asyncio.Lock()
         self._busy = False
         self._ended_by: RunfoldError | None = None
@@ -216,9 +217,14 @@ class Journal(Log):
         """Whether this handle writes nothing any more."""
         return self._stopped
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether a cancellation met an append of ours: `recover` goes on from there."""
+        return self._cut_off and not self._given_up
+
     def give_up(self) -> None:
         """Write nothing any more: the run is somebody else's, or nobody knows."""
-        self._stopped = True
+        self._stopped = self._given_up = True
 
     async def append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
         if self._turn.locked() and not self._busy:
@@ -288,9 +294,29 @@ class Journal(Log):
             return await _all(self, jobs)
         except STICKY as error:
             self._ended_by = error  # raised again at every step: nobody goes on past it (R23)
+            if isinstance(error, IndeterminateError):
+                await self._doubt(jobs)
             raise
         finally:
             self._busy = False
+
+    async def _doubt(self, jobs: Sequence[Job]) -> None:
+        """Once all calls have ended: a park would end the claim under them."""
+        for call, _, _ in jobs:
+            step = self.fold.steps.get(call.step)
+            if call.unsafe and step is not None and step.starts and step.completed is None:
+                await doubt(self, step.last)
+
+    def begin_turn(self) -> None:
+        """What ended the last turn says nothing of the next one."""
+        self._ended_by = None
+
+    async def recover(self) -> None:
+        """Go on after a cancellation that met an append: read whether it landed. If it lands later
+        it finds its sequence spent, or is read then. Raises Fenced where the run is not ours."""
+        if self.cut_off:
+            self._cut_off = self._stopped = False
+            await self.refresh()
 
     async def progress(self, step: str, output: JSON) -> None:
         """Record the partial output of a call that runs (R27). Raises TooLarge, Fenced."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from .attempts import begin_afresh
 from .limits import REASON_CHARS_MAX, REPEATS_KEPT_S
 from .records import Commit, Known, Signal
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 def hear(fold: Fold, record: Signal) -> None:
     """Take a signal that passed `check` at this very state."""
     known = known_signal(record)
-    fold.requests.setdefault(record.request_id, known)
+    fold.requests.setdefault(request_key(record.name, record.request_id), known)
     payload = record.payload
     match record.name:
         case "approve" | "reject":
@@ -30,7 +32,9 @@ def hear(fold: Fold, record: Signal) -> None:
                 return
             fold.steps[payload["step"]].reconciled.setdefault(payload["start"], record)
         case "late":
-            fold.steps[payload["step"]].late.setdefault(payload["start"], record)
+            step = fold.find(payload["step"], payload["start"])
+            assert step is not None
+            step.late.setdefault(payload["start"], record)
         case "cancel":
             fold.cancel = fold.cancel or known
         case "resume":
@@ -46,13 +50,17 @@ def _resume(fold: Fold, n: int) -> None:
         return
     # A failed run gets another try: a new iteration from the same checkpoint, which goes on from
     # what the failed one recorded, or honours its unsafe calls (R44, R52).
+    placed = fold.last_placed if fold.end.afresh else ()
     if fold.end.afresh:
         begin_afresh(fold)
     fold.end = None
     fold.cancel = None
-    kept = fold.honoured, fold.steps, fold.open, fold.reply
+    kept = fold.honoured, fold.keys, fold.steps, fold.open, fold.reply
     fold.next_iteration()
-    fold.honoured, fold.steps, fold.open, fold.reply = kept
+    fold.honoured, fold.keys, fold.steps, fold.open, fold.reply = kept
+    for request_id in placed:  # what the failed turn was told, the next one is told first
+        known = fold.inputs[request_id]
+        fold.inputs[request_id] = structs.replace(known, status="placed", placed_at="")
 
 
 def forget_before(fold: Fold, at: str) -> None:
@@ -89,6 +97,12 @@ def known_signal(record: Signal) -> Known:
         about=str(about),
         reason=str(payload.get("reason", ""))[:REASON_CHARS_MAX],
     )
+
+
+def request_key(name: str, request_id: str) -> str:
+    """Under what a signal's repeats are known. Those of workers apart: nobody else's request id
+    must stand in their way."""
+    return f"{name}\0{request_id}" if name in ("late", "child") else request_id
 
 
 def payload_digest(payload: dict[str, Any]) -> str:

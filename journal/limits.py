@@ -109,6 +109,9 @@ CHILD_DEPTH_MAX = 3
 COMMIT_STEPS = 32
 """The built-in loop commits after this many steps, so that resuming stays flat (R41)."""
 
+PROBE_RETRIES_MAX = 2
+"""A write that fails and did not happen, again and again, is a person's to look at."""
+
 PROBE_TIMEOUT_S = 30.0
 """A probe that takes longer can't tell."""
 

@@ -71,6 +71,7 @@ class Log:
         self._counter = 0
         self._appending = False
         self._stopped = False
+        self._cut_off = False
 
     @classmethod
     async def read(cls, store: Store, run_id: str, *, by: str = "") -> Self:
@@ -255,6 +256,7 @@ class Log:
             self._check_newer()
         except BaseException as error:
             self._stopped = tries > 1 or not isinstance(error, TooLarge)
+            self._cut_off = isinstance(error, asyncio.CancelledError)
             raise
         cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
         return landed is not None, cause
@@ -263,11 +265,13 @@ class Log:
         try:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
         except asyncio.CancelledError:
-            self._stopped = True  # what was published may still land
+            self._stopped = self._cut_off = True  # what was published may still land
             raise
 
     def _seal(self, body: Body, record_id: str) -> tuple[Body, Entry]:
         claim = self.claim if isinstance(body, HOLDER_RECORDS) else 0
+        if self.store.shared and isinstance(body, HOLDER_RECORDS) and not claim:
+            raise Fenced(f"run {self.run_id} was not claimed here", run_id=self.run_id)
         if claim and (self.fold.claim is None or self.fold.claim.n != claim):
             raise Fenced(f"run {self.run_id}: claim {claim} has ended", run_id=self.run_id)
         try:

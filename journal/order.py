@@ -133,7 +133,7 @@ def _check_park(fold: Fold, record: Park) -> None:
             f"record {record.n} parks attempt {record.attempt} of iteration {record.iteration}, "
             f"not {fold.attempt} of {fold.iteration}"
         )
-    if record.why == "retry" and fold.unknown():
+    if record.why == "retry" and not record.steps and fold.unknown():
         raise Damage(f"record {record.n} ends an attempt while a write is unknown")
     _check_instant(record.n, record.until)
 
@@ -162,9 +162,9 @@ def _check_signal(fold: Fold, record: Signal) -> None:
         case "approve" | "reject":
             _text_of(record, "marker")
         case "reconcile" | "late":
-            step = fold.steps.get(_text_of(record, "step"))
-            start: JSON = record.payload.get("start")
-            if step is None or not any(start == known.n for known in step.starts):
+            name, start = _text_of(record, "step"), record.payload.get("start")
+            step = fold.find(name, start) if isinstance(start, int) else None
+            if step is None or (record.name == "reconcile" and fold.steps.get(name) is not step):
                 raise Damage(f"record {record.n} reconciles a start that is not there")
             if record.name == "late" and "result" not in record.payload:
                 raise Damage(f"record {record.n} is a late result without one")

@@ -8,8 +8,11 @@ from contextlib import suppress
 
 from .doors import signal
 from .errors import DecisionConflict, RunFinished, RunNotFound, StaleSignal
+from .limits import SIGNAL_BYTES_MAX
 from .log import Log
+from .messages import JSON
 from .records import Commit
+from .values import canonical
 from .views import end_json
 from .waits import parse_instant, wakes_at
 
@@ -44,22 +47,29 @@ async def _tell_parent(log: Log) -> None:
             log.store,
             started.parent,
             "child",
-            {"run": log.run_id, "outcome": end_json(log.fold)},
+            {"run": log.run_id, "outcome": _told(log)},
             request_id=log.run_id,
             by=log.by,
             worker=True,
         )
 
 
+def _told(log: Log) -> dict[str, JSON]:
+    """How the run ended, as its parent is told: an answer that is large stays in its journal."""
+    outcome = end_json(log.fold)
+    if len(canonical(outcome)) <= SIGNAL_BYTES_MAX:
+        return outcome
+    return {"status": outcome["status"], "large": True}
+
+
 async def _cancel_children(log: Log) -> None:
     for child, outcome in log.fold.children.items():
         if outcome is None:
-            with suppress(RunFinished, RunNotFound):
+            with suppress(RunFinished, RunNotFound, StaleSignal, DecisionConflict):
                 await signal(
                     log.store,
                     child,
                     "cancel",
                     {"reason": f"its parent {log.run_id} has ended"},
-                    request_id="parent-ended",
                     by=log.by,
                 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
 from .claims import Answer, AskHolder, HeldBy, Rest, Take, decide_claim
 from .errors import StoreLocked
 from .fold import Fold
 from .records import Claim
+from .waits import instant_text
 
 if TYPE_CHECKING:
     from .handle import Journal
@@ -23,7 +25,8 @@ async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) 
     """
     answers: list[Answer] = []
     while True:
-        match decide_claim(journal.fold, answers, ack_wait_s=journal.ack_wait_s):
+        now = instant_text(datetime.now(UTC))
+        match decide_claim(journal.fold, answers, ack_wait_s=journal.ack_wait_s, now=now):
             case Rest():
                 return
             case HeldBy(worker, silent):
@@ -40,13 +43,21 @@ async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) 
                 about = _live(journal.fold)
 
                 def due(
-                    fold: Fold, about: int = about, known: list[Answer] = answers
+                    fold: Fold,
+                    about: int = about,
+                    known: list[Answer] = answers,
+                    now: str = now,
                 ) -> Claim | None:
                     heard = known if _live(fold) == about else []
-                    now = decide_claim(fold, heard, ack_wait_s=journal.ack_wait_s)
-                    if not isinstance(now, Take):
+                    take = decide_claim(fold, heard, ack_wait_s=journal.ack_wait_s, now=now)
+                    if not isinstance(take, Take):
                         return None
-                    return Claim(worker=journal.worker, revision=revision, reason=now.reason)
+                    return Claim(
+                        worker=journal.worker,
+                        revision=revision,
+                        reason=take.reason,
+                        attempt=fold.attempt,
+                    )
 
                 claim = await journal.append(due)
                 if claim is not None and _live(journal.fold) == claim.n:

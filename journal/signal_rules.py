@@ -14,7 +14,7 @@ from msgspec import Struct
 from . import ids
 from .errors import BadPayload, DecisionConflict, InvalidId, RunFinished, StaleSignal
 from .fold import Fold
-from .heard import payload_digest
+from .heard import payload_digest, request_key
 from .records import Known, SignalName
 from .records import Signal as SignalRecord
 from .signals import (
@@ -57,7 +57,7 @@ def decide_signal(fold: Fold, signal: AnySignal, request_id: str, *, held: bool)
     assert fold.started is not None
     assert fold.newer is None
     run = fold.started.run
-    earlier = fold.requests.get(request_id)
+    earlier = fold.requests.get(request_key(name_of(signal), request_id))
     if earlier is not None:
         return _repeat(earlier, signal, run)
     if fold.finished and not (fold.can_reopen and isinstance(signal, Resume)):
@@ -188,8 +188,8 @@ def _decide_resume(fold: Fold, signal: Resume, request_id: str, run: str) -> Sig
 
 def _decide_late(fold: Fold, signal: Late, request_id: str, run: str) -> SignalDecision:
     """A late result beats a retry that nothing has started on; a person's `done` stands (R29)."""
-    step = fold.steps.get(signal.step)
-    if step is None or not step.starts or step.last.n != signal.start:
+    step = fold.find(signal.step, signal.start)
+    if step is None or step.last.n != signal.start:
         raise StaleSignal(
             f"record {signal.start} is not the last start of step {ids.shown(signal.step)}",
             run_id=run,

@@ -107,7 +107,7 @@ def parse_signal(
         raise BadPayload(f"a {type(payload).__name__} was sent as {name}")
     try:
         value = _parsed(payload)
-        if len(canonical(value)) > SIGNAL_BYTES_MAX:
+        if not worker and len(canonical(value)) > SIGNAL_BYTES_MAX:
             raise BadPayload(f"a signal's payload is at most {SIGNAL_BYTES_MAX} bytes")
         if not isinstance(value, dict):
             raise BadPayload(f"the payload of {name} is not a JSON object")

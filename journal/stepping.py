@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, TypeVar, assert_
 from msgspec import UNSET
 
 from .errors import (
+    ConcurrentUse,
     Fenced,
     IndeterminateError,
     NotEncodable,
@@ -34,7 +35,6 @@ from .unknown import (
     RetryLater,
     Superseded,
     Ways,
-    doubt,
     indeterminate,
     settle,
     wait_over,
@@ -66,14 +66,19 @@ async def do_step(
 ) -> StepCompleted:
     """Bring the step to its recorded result by the step table; raises what the table says."""
     earlier_over = False
+    turn = journal.fold.iteration, journal.fold.attempt
     while True:
         _check_open(journal)
+        if (journal.fold.iteration, journal.fold.attempt) != turn:
+            what = f"the turn that called {call.step} has ended"
+            raise ConcurrentUse(what, run_id=journal.run_id)
         decision = decide_step(
             journal.fold,
             call,
             attempted=journal.attempted,
             earlier_over=earlier_over,
             honoured=ways.honoured,
+            key=ways.key,
         )
         match decision:
             case Reuse(completed):
@@ -89,18 +94,22 @@ async def do_step(
             case Run():
                 _check_claimed(journal)
                 _check_stop(journal)
-                _refuse_beside_unknown(journal, call)
+                if (other := _beside_unknown(journal, journal.fold, call)) is not None:
+                    raise indeterminate(journal, other)
                 if ways.superseded(journal.fold):
                     raise Superseded
                 completed = await _run(journal, call, decision, perform, earlier_over, ways)
                 if completed is not None:
                     return completed
+                earlier_over = False
             case Wait():
                 await wait_over(journal, decision.start)
                 earlier_over = True
             case Ask():
+                if decision.policy == "probe" and not earlier_over:
+                    await wait_over(journal, decision.start)  # else its word is not the last
+                    earlier_over = True
                 if not await settle(journal, call, decision, ways.probe):
-                    await doubt(journal, decision.start)
                     raise indeterminate(journal, decision.start)
             case Mismatch():
                 _mismatch(journal, call, decision)
@@ -161,11 +170,13 @@ def _check_stop(journal: Journal) -> None:
         raise Draining(f"run {journal.run_id} is handed over", run_id=journal.run_id)
 
 
-def _refuse_beside_unknown(journal: Journal, call: Call) -> None:
-    """Nothing new is started while a write's outcome is unknown (R23)."""
-    for step in journal.fold.unknown():
+def _beside_unknown(journal: Journal, fold: Fold, call: Call) -> StepStarted | None:
+    """Another write whose outcome is unknown: nothing new is started beside it (R23). One that
+    this very process is making is not unknown."""
+    for step in fold.unknown():
         if step.name != call.step and step.last.n not in journal.writing:
-            raise indeterminate(journal, step.last)
+            return step.last
+    return None
 
 
 async def _start(
@@ -192,11 +203,14 @@ async def _start(
     )
 
     decided_at = journal.fold.n
+    turn = journal.fold.iteration, journal.fold.attempt
 
     def due(fold: Fold) -> StepStarted | None:
         if fold.n == decided_at:  # not needed for safety: deciding again would say the same
             return body
         if fold.finished or fold.cancel is not None or ways.superseded(fold):
+            return None
+        if (fold.iteration, fold.attempt) != turn or _beside_unknown(journal, fold, call):
             return None
         now: StepDecision = decide_step(
             fold,
@@ -204,6 +218,7 @@ async def _start(
             attempted=journal.attempted,
             earlier_over=earlier_over,
             honoured=ways.honoured,
+            key=ways.key,
         )
         return body if now == decision else None
 
@@ -215,6 +230,8 @@ async def _start(
     took_s = time.monotonic() - published
     if took_s > journal.ack_wait_s / 3:
         await journal.refresh()  # raises Fenced where the run was taken over meanwhile
+        if journal.fold.cancel is not None:
+            raise NotCalled("the run was cancelled meanwhile")
         took_s = time.monotonic() - published
     if took_s > APPEND_BUDGET_S:  # the recorded deadline would not hold
         raise NotCalled("recording its start took too long")

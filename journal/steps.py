@@ -145,9 +145,10 @@ def decide_step(
     attempted: Set[int] = frozenset(),
     earlier_over: bool = False,
     honoured: StepState | None = None,
+    key: str = "",
 ) -> StepDecision:
     """What to do about the call at this fold. `honoured`: the unsafe step of an earlier attempt
-    that this call is matched to, by tool, input and occurrence (R44).
+    that this call is matched to, by tool, input and occurrence (R44); `key`: that of a safe one.
 
     `attempted`: starts this very process has executed; such a call did happen here, so it is never
     run again on the strength of what the journal lacks (found by the explorer). `earlier_over`: the
@@ -161,7 +162,7 @@ def decide_step(
             return Reuse(honoured.completed)
         return _decide_open(honoured, call, attempted, earlier_over)
     if step is None:
-        return Run(call.permit, step_key(fold.started.run, call), call.unsafe)
+        return Run(call.permit, key or step_key(fold.started.run, call), call.unsafe)
     if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):
         return Mismatch(_describe(step.last.kind, step.last.tool, step.last.input), _asked(call))
     if step.completed is not None:

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from .codec import Damage, Entry
 from .fold import Fold
+from .heard import request_key
 from .limits import SUMMARY_BYTES_MAX
 from .records import Claim, Commit, Record, RunStarted, Summary
 from .waits import wait_of
@@ -81,7 +82,7 @@ def restored(first: Entry, commit: Entry) -> Fold:
         fold.claims[summary.claim_n] = fold.claim
     fold.revision = summary.revision
     fold.model_calls = summary.model_calls
-    fold.requests = {known.request_id: known for known in summary.requests}
+    fold.requests = {request_key(known.name, known.request_id): known for known in summary.requests}
     for known in summary.requests:
         if known.name in ("approve", "reject"):
             fold.decisions.setdefault(known.about, known)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from .errors import IndeterminateError, RunfoldError
 from .fold import Fold
-from .limits import PROBE_TIMEOUT_S
+from .limits import PROBE_RETRIES_MAX, PROBE_TIMEOUT_S
 from .records import Interrupted, Park, Signal, StepCompleted, StepStarted
 from .step_state import StepState
 from .steps import Ask, Call, CannotTell, DidNotHappen, Happened, Probe, Probed
@@ -41,10 +41,12 @@ class RetryLater(RunfoldError):
 
 
 class Ways(Struct, frozen=True):
-    """Beside the journal: the tool's `probe`; `honoured`, the unsafe step of an earlier attempt
-    that this call is matched to (R44); `unless`: where it is true of the fold nothing is started.
+    """Beside the journal: the `key` of the same safe call in an earlier attempt; the tool's
+    `probe`; `honoured`, the unsafe step of an earlier attempt that this call is matched to (R44);
+    `unless`: where it is true of the fold nothing is started.
     """
 
+    key: str = ""
     probe: Probe | None = None
     honoured: StepState | None = None
     unless: Callable[[Fold], bool] | None = None
@@ -74,6 +76,8 @@ async def settle(journal: Journal, call: Call, ask: Ask, probe: Probe | None) ->
     if ask.policy == "interrupt":
         await _interrupt(journal, start)
         return True
+    if len(journal.fold.steps[start.step].starts) > PROBE_RETRIES_MAX:
+        return False
     match await _probed(probe, start):
         case Happened(result):
             value = recordable(result, f"the probe's result of {start.step}")
@@ -153,7 +157,7 @@ async def doubt(journal: Journal, start: StepStarted) -> None:
 
 async def wait_over(journal: Journal, start: StepStarted) -> None:
     """Raises RetryLater while the call of this start may still be running (R22)."""
-    step = journal.fold.steps.get(start.step)  # None: of an earlier attempt, so unsafe
+    step = journal.fold.find(start.step, start.n)
     if (step is None or step.unsafe) and not await _earlier_over(journal, start):
         raise RetryLater(
             f"the earlier call of {start.step} may still be running",

@@ -105,7 +105,7 @@ from worker.tools import SAFE, UNSAFE, Replay, Tool, ToolCall, read, write  # no
 
 from .store import open_store  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "JSON",

@@ -56,13 +56,19 @@ SWEEP = "a worker's sweep wakes it within a minute; `runfold sweep` does so now"
 
 
 async def diagnose(
-    store: Store, workers: Sequence[Mapping[str, Any]], progress: Callable[[str], None]
+    store: Store,
+    workers: Sequence[Mapping[str, Any]],
+    progress: Callable[[str], None],
+    after: RunId | None = None,
 ) -> Diagnosis:
-    """Look at up to RUNS_MAX unfinished runs. `workers`: what the connected ones report."""
+    """Look at up to RUNS_MAX unfinished runs behind `after`. `workers`: what the connected ones
+    report."""
     found: list[Found] = []
     looked_at = 0
     last: RunId | None = None
     async for run in told(store, UNFINISHED):
+        if after is not None and run <= after:
+            continue
         if looked_at == RUNS_MAX:
             return Diagnosis(found=tuple(found), looked_at=looked_at, next=last)
         looked_at, last = looked_at + 1, run

@@ -16,11 +16,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("journal", "worker", "bridge", "runfold", "tests", "examples", "pyproject.toml")
+TREES = 2
+"""So many copies are worked on at once."""
 
 
 class Mutant(NamedTuple):
@@ -32,19 +37,43 @@ class Mutant(NamedTuple):
     test: str
 
 
+DAMAGED_FILES = "tests/cases/test_damaged_files.py::"
+STORE_CONFORMANCE = "tests/contract/test_store_conformance.py::"
+ATTEMPTS = "tests/core/test_attempts.py::"
+CHILDREN = "tests/core/test_children.py::"
+CLAIMS = "tests/core/test_claims.py::"
+FINDINGS = "tests/core/test_findings.py::"
+FOLD = "tests/core/test_fold.py::"
+GUARDS = "tests/core/test_guards.py::"
+HANDLE = "tests/core/test_handle.py::"
+IDS = "tests/core/test_ids.py::"
+INPUTS = "tests/core/test_inputs.py::"
+LOOP = "tests/core/test_loop.py::"
+LOOP_INPUTS = "tests/core/test_loop_inputs.py::"
+ORDER = "tests/core/test_order.py::"
+POLICIES = "tests/core/test_policies.py::"
+REPLIES = "tests/core/test_replies.py::"
+SIGNALS = "tests/core/test_signals.py::"
+START = "tests/core/test_start.py::"
+STEP_TABLE = "tests/core/test_step_table.py::"
+SUMMARY = "tests/core/test_summary.py::"
+TURNS = "tests/core/test_turns.py::"
+TURNS_ATTEMPTS = "tests/core/test_turns_attempts.py::"
+VALUES = "tests/core/test_values.py::"
+WAITS = "tests/core/test_waits.py::"
+FSYNC_ORDER = "tests/real/test_fsync_order.py::"
+TWO_AT_ONCE = "tests/real/test_two_at_once.py::"
+
 START_THEN_CALL = """\
-                    start = await _start(journal, call, decision, earlier_over)
-                    if start is not None:
-                        return await _call(journal, start, perform)
+        start = await _start(journal, call, decision, earlier_over, ways)
+        return None if start is None else await _call(journal, start, perform)
 """
 CALL_THEN_START = """\
-                    replay = "unsafe" if decision.unsafe else "safe"
-                    early = await perform(StepStarted(step=call.step, kind=call.kind,
-                        tool=call.tool, input=call.input, digest=call.digest, replay=replay,
-                        key=decision.key))
-                    start = await _start(journal, call, decision, earlier_over)
-                    if start is not None:
-                        return await _complete(journal, early)
+        replay = "unsafe" if decision.unsafe else "safe"
+        early = await perform(StepStarted(step=call.step, kind=call.kind, tool=call.tool,
+            input=call.input, digest=call.digest, replay=replay, key=decision.key))
+        start = await _start(journal, call, decision, earlier_over, ways)
+        return None if start is None else await _complete(journal, early)
 """
 
 MUTANTS = [
@@ -54,8 +83,7 @@ MUTANTS = [
         "journal/stores/jetstream.py",
         "headers = {EXPECTED: str(expected), RECORD_TYPE: entry.type}",
         "headers = {RECORD_TYPE: entry.type}",
-        "tests/contract/test_store_conformance.py::"
-        "test_of_twenty_writers_at_one_tail_exactly_one_wins",
+        STORE_CONFORMANCE + "test_of_twenty_writers_at_one_tail_exactly_one_wins",
     ),
     Mutant(
         "call-before-start",
@@ -63,8 +91,7 @@ MUTANTS = [
         "journal/stepping.py",
         START_THEN_CALL,
         CALL_THEN_START,
-        "tests/core/test_loop.py::"
-        "test_a_crash_at_any_append_changes_no_answer_and_repeats_no_write",
+        LOOP + "test_a_crash_at_any_append_changes_no_answer_and_repeats_no_write",
     ),
     Mutant(
         "no-torn-tail-cut",
@@ -72,8 +99,7 @@ MUTANTS = [
         "journal/stores/file.py",
         "os.ftruncate(fd, expected)\n                    log.warning(",
         "log.warning(",
-        "tests/cases/test_damaged_files.py::"
-        "test_a_torn_tail_is_dropped_and_said_and_the_run_goes_on",
+        DAMAGED_FILES + "test_a_torn_tail_is_dropped_and_said_and_the_run_goes_on",
     ),
     Mutant(
         "no-input-comparison",
@@ -81,7 +107,7 @@ MUTANTS = [
         "journal/steps.py",
         "if fold.started.digest != body.digest or fold.started.agent != body.agent:",
         "if fold.started.agent != body.agent:",
-        "tests/core/test_start.py::test_another_start_under_the_id_is_refused",
+        START + "test_another_start_under_the_id_is_refused",
     ),
     Mutant(
         "no-marker-digest",
@@ -89,7 +115,7 @@ MUTANTS = [
         "journal/values.py",
         "return digest(run, step, call, text, tool_revision)[:16]",
         "return digest(run, step)[:16]",
-        "tests/core/test_replies.py::test_an_approval_does_not_cover_a_call_that_changed_since",
+        REPLIES + "test_an_approval_does_not_cover_a_call_that_changed_since",
     ),
     Mutant(
         "no-id-validation",
@@ -97,7 +123,7 @@ MUTANTS = [
         "journal/ids.py",
         "if not valid_run_id(value):\n        raise",
         "if False:\n        raise",
-        "tests/core/test_ids.py::test_any_other_run_id_is_refused_with_a_bounded_printable_message",
+        IDS + "test_any_other_run_id_is_refused_with_a_bounded_printable_message",
     ),
     Mutant(
         "no-read-back",
@@ -105,7 +131,7 @@ MUTANTS = [
         "journal/log.py",
         "if entry.record.id == record_id:",
         "if False:",
-        "tests/core/test_handle.py::test_an_append_of_unknown_outcome_is_settled_by_reading_back",
+        HANDLE + "test_an_append_of_unknown_outcome_is_settled_by_reading_back",
     ),
     Mutant(
         "no-fence",
@@ -113,7 +139,7 @@ MUTANTS = [
         "journal/log.py",
         "if self.claim and newest > self.claim:",
         "if False:",
-        "tests/core/test_handle.py::test_a_newer_claim_stops_the_holder_at_its_next_append",
+        HANDLE + "test_a_newer_claim_stops_the_holder_at_its_next_append",
     ),
     Mutant(
         "newer-goes-on",
@@ -121,7 +147,7 @@ MUTANTS = [
         "journal/log.py",
         "if self.fold.newer is not None:\n            self._stopped = True",
         "if False:\n            self._stopped = True",
-        "tests/core/test_handle.py::test_a_journal_of_a_newer_version_runs_nothing",
+        HANDLE + "test_a_journal_of_a_newer_version_runs_nothing",
     ),
     Mutant(
         "no-replay",
@@ -129,7 +155,7 @@ MUTANTS = [
         "journal/steps.py",
         "if step.completed is not None:\n        return Reuse",
         "if False:\n        return Reuse",
-        "tests/core/test_step_table.py::test_a_step_after_a_crash",
+        STEP_TABLE + "test_a_step_after_a_crash",
     ),
     Mutant(
         "recorded-unsafe-ignored",
@@ -137,7 +163,7 @@ MUTANTS = [
         "journal/steps.py",
         "if not step.unsafe and not call.unsafe:",
         "if not call.unsafe:",
-        "tests/core/test_step_table.py::test_a_step_after_a_crash",
+        STEP_TABLE + "test_a_step_after_a_crash",
     ),
     Mutant(
         "declared-unsafe-ignored",
@@ -145,15 +171,15 @@ MUTANTS = [
         "journal/steps.py",
         "if not step.unsafe and not call.unsafe:",
         "if not step.unsafe:",
-        "tests/core/test_step_table.py::test_a_step_after_a_crash",
+        STEP_TABLE + "test_a_step_after_a_crash",
     ),
     Mutant(
         "done-runs",
         "`done` records the person's result and never runs the write",
         "journal/steps.py",
-        'return Settle(answer.payload["result"], answer.n)',
+        'return Settle(answer.payload["result"], answer.n, "reconcile")',
         "return Run(answer.n, last.key, unsafe=True)",
-        "tests/core/test_step_table.py::test_a_step_after_a_crash",
+        STEP_TABLE + "test_a_step_after_a_crash",
     ),
     Mutant(
         "any-permit",
@@ -161,7 +187,7 @@ MUTANTS = [
         "journal/steps.py",
         "answer = step.reconciled.get(last.n)",
         "answer = next(iter(step.reconciled.values()), None)",
-        "tests/core/test_step_table.py::test_a_permit_covers_only_the_start_it_names",
+        STEP_TABLE + "test_a_permit_covers_only_the_start_it_names",
     ),
     Mutant(
         "retry-beside",
@@ -169,7 +195,7 @@ MUTANTS = [
         "journal/steps.py",
         "return Run(answer.n, last.key, unsafe=True) if earlier_over else Wait(last)",
         "return Run(answer.n, last.key, unsafe=True)",
-        "tests/core/test_step_table.py::test_a_step_after_a_crash",
+        STEP_TABLE + "test_a_step_after_a_crash",
     ),
     Mutant(
         "attempted-ignored",
@@ -177,8 +203,8 @@ MUTANTS = [
         "journal/steps.py",
         "if answer is None or last.n in attempted:",
         "if answer is None:",
-        "tests/core/test_step_table.py::"
-        "test_an_unknown_write_runs_again_only_by_permit_when_it_is_over_and_not_in_this_process",
+        STEP_TABLE
+        + "test_an_unknown_write_runs_again_only_by_permit_when_it_is_over_and_not_in_this_process",
     ),
     Mutant(
         "mismatch-ignored",
@@ -186,8 +212,7 @@ MUTANTS = [
         "journal/steps.py",
         "if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):",
         "if False:",
-        "tests/core/test_step_table.py::"
-        "test_another_call_at_a_recorded_position_is_refused_naming_both",
+        STEP_TABLE + "test_another_call_at_a_recorded_position_is_refused_naming_both",
     ),
     Mutant(
         "approval-of-then",
@@ -195,48 +220,47 @@ MUTANTS = [
         "worker/replies.py",
         "if isinstance(today, VerdictAsk) and today != recorded:",
         "if False:",
-        "tests/core/test_replies.py::test_an_approval_does_not_cover_a_call_that_changed_since",
+        REPLIES + "test_an_approval_does_not_cover_a_call_that_changed_since",
     ),
     Mutant(
         "last-decision-wins",
         "the first decision on a marker wins",
-        "journal/signals.py",
+        "journal/signal_rules.py",
         "winner = fold.decisions.get(signal.marker)",
         "winner = None",
-        "tests/core/test_signals.py::test_the_first_decision_wins_and_the_other_is_told_who_won",
+        SIGNALS + "test_the_first_decision_wins_and_the_other_is_told_who_won",
     ),
     Mutant(
         "reconcile-running",
         "a write under a live claim is running, not unknown",
-        "journal/signals.py",
+        "journal/signal_rules.py",
         "if fold.claim is not None and fold.claim.n == last.claim:",
         "if False:",
-        "tests/core/test_signals.py::test_what_is_not_unknown_cannot_be_reconciled",
+        SIGNALS + "test_what_is_not_unknown_cannot_be_reconciled",
     ),
     Mutant(
         "reconcile-held",
         "a write under a held lock is running, not unknown",
-        "journal/signals.py",
-        "    if held:\n        return",
-        "    if False:\n        return",
-        "tests/core/test_signals.py::test_a_write_that_runs_under_a_lock_cannot_be_reconciled",
+        "journal/signal_rules.py",
+        'if held:\n        return "the run',
+        'if False:\n        return "the run',
+        SIGNALS + "test_a_write_that_runs_under_a_lock_cannot_be_reconciled",
     ),
     Mutant(
         "one-nobody",
         "a holder is gone only if nobody answered twice",
         "journal/claims.py",
-        'case [*_, "no"] | [*_, "nobody", "nobody"]:',
-        'case [*_, "no"] | [*_, "nobody"]:',
-        "tests/core/test_claims.py::"
-        "test_a_live_claim_is_taken_over_only_if_its_holder_says_no_or_is_twice_not_there",
+        'case [*_, "no"] | [*_, "nobody", "nobody"]:\n            return Take("adopted")',
+        'case [*_, "no"] | [*_, "nobody"]:\n            return Take("adopted")',
+        CLAIMS + "test_a_live_claim_is_taken_over_only_if_its_holder_says_no_or_is_twice_not_there",
     ),
     Mutant(
         "park-blind",
         "a park competes with the signal that ends its wait",
-        "worker/runner.py",
-        "if fold.finished or fold.runnable() or fold.claim is None:",
-        "if fold.finished or fold.claim is None:",
-        "tests/core/test_loop.py::test_an_approval_that_comes_as_the_run_stops_is_acted_on",
+        "worker/ends.py",
+        "asks=asks,\n            )\n            return None if would_go_on(fold, park) else park",
+        "asks=asks,\n            )\n            return park",
+        LOOP + "test_an_approval_that_comes_as_the_run_stops_is_acted_on",
     ),
     Mutant(
         "late-call",
@@ -244,15 +268,15 @@ MUTANTS = [
         "journal/stepping.py",
         "if took_s > journal.ack_wait_s / 3:",
         "if False:",
-        "tests/core/test_handle.py::test_a_late_call_reads_the_tail_first",
+        HANDLE + "test_a_late_call_reads_the_tail_first",
     ),
     Mutant(
         "unknown-beside",
         "nothing is started beside an unknown write",
         "journal/stepping.py",
-        "if step.name != call.step:\n            raise",
-        "if False:\n            raise",
-        "tests/core/test_handle.py::test_nothing_is_started_beside_an_unknown_write",
+        "if step.name != call.step and step.last.n not in journal.writing:",
+        "if False:",
+        HANDLE + "test_nothing_is_started_beside_an_unknown_write",
     ),
     Mutant(
         "not-recordable-unknown",
@@ -260,24 +284,23 @@ MUTANTS = [
         "journal/stepping.py",
         'if start.replay == "unsafe":\n        problem',
         "if False:\n        problem",
-        "tests/core/test_handle.py::"
-        "test_a_write_whose_result_cannot_be_recorded_did_happen_and_never_runs_again",
+        HANDLE + "test_a_write_whose_result_cannot_be_recorded_did_happen_and_never_runs_again",
     ),
     Mutant(
         "no-chain",
         "each record names the hash of the one before",
-        "journal/fold.py",
-        "if record.prev != self.head:",
+        "journal/order.py",
+        "if record.prev != fold.head:",
         "if False:",
-        "tests/core/test_fold.py::test_an_edited_record_is_found_by_the_hash_in_its_successor",
+        FOLD + "test_an_edited_record_is_found_by_the_hash_in_its_successor",
     ),
     Mutant(
         "no-claim-check",
         "a reader refuses what a fenced claim wrote",
-        "journal/fold.py",
+        "journal/order.py",
         "if isinstance(record, HOLDER_RECORDS) and record.claim != live:",
         "if False:",
-        "tests/core/test_fold.py::test_a_holders_record_under_a_fenced_claim_is_damage",
+        FOLD + "test_a_holders_record_under_a_fenced_claim_is_damage",
     ),
     Mutant(
         "duplicate-keys",
@@ -285,7 +308,7 @@ MUTANTS = [
         "journal/values.py",
         "if len(found) != len(pairs):",
         "if False:",
-        "tests/core/test_values.py::test_text_that_is_not_strict_json_is_refused_saying_why",
+        VALUES + "test_text_that_is_not_strict_json_is_refused_saying_why",
     ),
     Mutant(
         "no-tail-check",
@@ -293,7 +316,7 @@ MUTANTS = [
         "journal/stores/file.py",
         'if b"\\n" in behind.lstrip(b"\\n"):',
         "if False:",
-        "tests/contract/test_store_conformance.py::test_expecting_nothing_creates_a_run_once",
+        STORE_CONFORMANCE + "test_expecting_nothing_creates_a_run_once",
     ),
     Mutant(
         "no-fsync",
@@ -301,7 +324,7 @@ MUTANTS = [
         "journal/stores/file.py",
         "        os.fsync(fd)\n    except OSError:",
         "    except OSError:",
-        "tests/real/test_fsync_order.py::test_an_intent_is_on_disk_before_its_tool_is_called",
+        FSYNC_ORDER + "test_an_intent_is_on_disk_before_its_tool_is_called",
     ),
     Mutant(
         "no-run-lock",
@@ -309,27 +332,977 @@ MUTANTS = [
         "journal/stores/run_lock.py",
         "return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "return None",
-        "tests/real/test_two_at_once.py::test_of_two_runs_at_once_one_goes_on_and_one_effect_happens",
+        TWO_AT_ONCE + "test_of_two_runs_at_once_one_goes_on_and_one_effect_happens",
+    ),
+    # ---- claims ------------------------------------------------------------------------------------
+    Mutant(
+        "stale-read",
+        "a task is not settled on a read that ends before its cause",
+        "journal/claims.py",
+        "if fold.n < task.cause:",
+        "if False:",
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_nobody_holds",
+    ),
+    Mutant(
+        "newer-claimed",
+        "a run that a newer version wrote to is not claimed",
+        "journal/claims.py",
+        "if fold.newer is not None:\n        return NotMine",
+        "if False:\n        return NotMine",
+        CLAIMS + "test_a_run_of_a_newer_version_is_somebody_elses",
+    ),
+    Mutant(
+        "any-revision",
+        "a run is claimed only by its revision or a compatible one",
+        "journal/claims.py",
+        "if fold.revision and fold.revision not in accepts:",
+        "if False:",
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_nobody_holds",
+    ),
+    Mutant(
+        "revision-rebound",
+        "the first worker's claim binds the run to its revision, no later one's",
+        "journal/fold.py",
+        "self.revision = self.revision or record.revision",
+        "self.revision = record.revision or self.revision",
+        GUARDS + "test_a_later_claim_binds_the_run_to_no_other_revision",
+    ),
+    Mutant(
+        "parked-claimed",
+        "a worker claims no run that waits",
+        "journal/claims.py",
+        "if not fold.runnable(now) and not other_code_may(fold, accepts[0]):",
+        "if False:",
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_nobody_holds",
+    ),
+    Mutant(
+        "parked-opened",
+        "`run` claims no run that waits",
+        "journal/claims.py",
+        "if not fold.runnable(now):\n            return Rest()",
+        "if False:\n            return Rest()",
+        CLAIMS + "test_a_run_that_nobody_claims_is_taken_if_there_is_something_to_do",
+    ),
+    Mutant(
+        "no-restart-limit",
+        "so many lost holders in a row end the run",
+        "journal/claims.py",
+        "lost = fold.restarts + 1 >= restart_limit",
+        "lost = False",
+        CLAIMS + "test_so_many_claims_in_a_row_without_progress_and_the_next_one_ends_the_run",
+    ),
+    Mutant(
+        "no-restart-limit-free",
+        "that limit counts for a run that is free by now, too",
+        "journal/claims.py",
+        "lost=fold.restarts >= restart_limit",
+        "lost=False",
+        CLAIMS + "test_a_release_is_no_loss_and_takes_none_back",
+    ),
+    Mutant(
+        "losses-uncounted",
+        "a claim over a live claim is a restart",
+        "journal/fold.py",
+        "self.restarts += 1",
+        "pass",
+        ATTEMPTS + "test_each_claim_over_a_live_claim_is_a_restart",
+    ),
+    Mutant(
+        "lost-goes-on",
+        "at the limit nothing of the run is called again",
+        "worker/turns.py",
+        "elif lost:",
+        "elif False:",
+        TURNS_ATTEMPTS + "test_restarts_over_the_limit_are_a_failed_attempt_and_call_nothing",
+    ),
+    Mutant(
+        "yes-dropped",
+        "the owner's own message is left to the owner",
+        "journal/claims.py",
+        'case [*_, "yes"]:\n            return Leave() if same else Drop()',
+        'case [*_, "yes"]:\n            return Drop()',
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_somebody_holds",
+    ),
+    Mutant(
+        "silent-any-message",
+        "a silent holder is replaced only by a redelivery of its own message",
+        "journal/claims.py",
+        "if same and task.delivery > live.delivery:",
+        "if task.delivery > live.delivery:",
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_somebody_holds",
+    ),
+    Mutant(
+        "silent-not-redelivered",
+        "a silent holder is replaced only by a later delivery than it holds",
+        "journal/claims.py",
+        "if same and task.delivery > live.delivery:",
+        "if same:",
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_somebody_holds",
+    ),
+    Mutant(
+        "one-nobody-worker",
+        "a worker, too, needs `nobody` twice",
+        "journal/claims.py",
+        'case [*_, "no"] | [*_, "nobody", "nobody"]:\n            return Take("redelivery"',
+        'case [*_, "no"] | [*_, "nobody"]:\n            return Take("redelivery"',
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_somebody_holds",
+    ),
+    Mutant(
+        "old-answers",
+        "answers about one claim say nothing about the next",
+        "journal/ownership.py",
+        "heard = known if _live(fold) == about else []",
+        "heard = known",
+        GUARDS + "test_a_claim_that_loses_to_another_is_decided_anew_without_the_old_answers",
+    ),
+    # ---- waits, and the records that begin them ----------------------------------------------------
+    Mutant(
+        "needs-nobody",
+        "where a person must settle a write, nobody is called on to go on",
+        "journal/waits.py",
+        "if any(step.needs_person for step in fold.open.values()):\n        return False",
+        "if False:\n        return False",
+        WAITS + "test_a_run_that_waits_is_nobodys_and_says_so",
+    ),
+    Mutant(
+        "cancel-unseen",
+        "a cancelled run is due for a holder who ends it",
+        "journal/waits.py",
+        "if fold.cancel is not None:\n        return True",
+        "if False:\n        return True",
+        ATTEMPTS + "test_a_cancelled_run_is_due_for_a_holder_who_ends_it",
+    ),
+    Mutant(
+        "old-resume",
+        "a resume from before the wait does not end it",
+        "journal/waits.py",
+        "(wait.resume and fold.resumed > wait.n)",
+        "(wait.resume and fold.resumed > 0)",
+        WAITS + "test_a_resume_from_before_the_wait_does_not_end_it",
+    ),
+    Mutant(
+        "old-resume-pause",
+        "a resume from before a pause does not end it",
+        "journal/waits.py",
+        'case "pause":\n                return fold.resumed > wait.n',
+        'case "pause":\n                return fold.resumed > 0',
+        WAITS + "test_a_resume_from_before_the_wait_does_not_end_it",
+    ),
+    Mutant(
+        "early",
+        "a wait for a time is over for nobody whose clock is before it",
+        "journal/waits.py",
+        "bool(now) and parse_instant(until) <= parse_instant(now)",
+        "bool(now)",
+        WAITS + "test_a_wait_is_ended_by_what_it_is_for_and_by_nothing_else",
+    ),
+    Mutant(
+        "withdrawn-wakes",
+        "only a queued input ends a wait for one",
+        "journal/waits.py",
+        "bool(fold.queued())",
+        "bool(fold.inputs)",
+        WAITS + "test_an_input_that_is_not_queued_ends_no_wait",
+    ),
+    Mutant(
+        "asked-again",
+        "once a holder asked a person, no policy settles the write behind their back",
+        "journal/step_state.py",
+        'self.last.policy == "reconcile" or self.asked > self.last.n',
+        'self.last.policy == "reconcile"',
+        STEP_TABLE
+        + "test_once_a_holder_asked_a_person_no_policy_settles_the_write_behind_their_back",
+    ),
+    Mutant(
+        "would-go-on",
+        "whether a wait would be over at once is asked at the tail it begins at",
+        "journal/waits.py",
+        "return runnable(after)",
+        "return False",
+        LOOP + "test_an_approval_that_comes_as_the_run_stops_is_acted_on",
+    ),
+    Mutant(
+        "retry-park-blind",
+        "a park for a retry competes with what ends it",
+        "worker/ends.py",
+        "reason=later.message,\n            )\n"
+        "            return None if would_go_on(fold, park) else park",
+        "reason=later.message,\n            )\n            return park",
+        POLICIES + "test_a_late_result_that_comes_as_the_run_begins_to_wait_is_acted_on",
+    ),
+    Mutant(
+        "commit-blind",
+        "a commit that waits competes with what ends the wait",
+        "worker/ends.py",
+        "(due(wait.until, self._now()) or would_go_on(fold, commit))",
+        "due(wait.until, self._now())",
+        LOOP_INPUTS + "test_an_input_that_comes_as_the_turn_is_about_to_wait_begins_another_turn",
+    ),
+    Mutant(
+        "complete-cancelled",
+        "a cancelled run does not complete",
+        "worker/ends.py",
+        "if fold.finished or fold.cancel is not None or fold.unknown():\n"
+        "                return None\n            if loop",
+        "if fold.finished or fold.unknown():\n                return None\n            if loop",
+        POLICIES + "test_nothing_starts_once_a_cancellation_is_in_the_journal",
+    ),
+    Mutant(
+        "fail-beside-unknown",
+        "no run fails while a write is unknown",
+        "worker/ends.py",
+        "if fold.finished or fold.unknown() or fold.cancel is not None:",
+        "if fold.finished or fold.cancel is not None:",
+        TURNS_ATTEMPTS + "test_a_run_does_not_end_by_its_duration_while_a_write_of_it_is_unknown",
+    ),
+    Mutant(
+        "cancel-beside-unknown",
+        "a cancelled run does not end before its write is settled",
+        "worker/ends.py",
+        "if not await self._settled():\n            return await self._park_unknown()\n\n"
+        "        def",
+        "if False:\n            return await self._park_unknown()\n\n        def",
+        POLICIES + "test_an_interrupted_write_does_not_hold_up_a_cancelled_run",
+    ),
+    Mutant(
+        "completed-over-input",
+        "a run does not complete while an input is queued",
+        "worker/ends.py",
+        "if loop and fold.queued():",
+        "if False:",
+        LOOP_INPUTS + "test_an_input_that_comes_as_the_run_ends_makes_it_go_on",
+    ),
+    # ---- the order every reader holds records to ---------------------------------------------------
+    Mutant(
+        "order-unknown-commit",
+        "a reader refuses a commit over an unknown write",
+        "journal/order.py",
+        'if fold.unknown():\n        raise Damage(f"record {record.n} ends an iteration',
+        'if False:\n        raise Damage(f"record {record.n} ends an iteration',
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-unknown-retry",
+        "a reader refuses the end of an attempt over an unknown write",
+        "journal/order.py",
+        'if record.why == "retry" and not record.steps and fold.unknown():',
+        "if False:",
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-park",
+        "a park names the iteration and attempt it ends",
+        "journal/order.py",
+        "if (record.iteration, record.attempt) != (fold.iteration, fold.attempt):",
+        "if False:",
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-commit",
+        "a commit names the iteration it ends",
+        "journal/order.py",
+        "    if record.iteration != fold.iteration:\n",
+        "    if False:\n",
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-placed",
+        "a placing names the iteration it is made in",
+        "journal/order.py",
+        "isinstance(record, InputPlaced) and record.iteration != fold.iteration",
+        "False",
+        GUARDS + "test_an_input_is_placed_in_the_iteration_that_it_names",
+    ),
+    Mutant(
+        "order-input-once",
+        "a reader refuses a second input of one id",
+        "journal/order.py",
+        "if known is not None:\n            raise Damage",
+        "if False:\n            raise Damage",
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-input-queued",
+        "only a queued input is placed or withdrawn",
+        "journal/order.py",
+        'elif known is None or known.status != "queued":',
+        "elif known is None:",
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-permit",
+        "a start of a write names the permit it spends",
+        "journal/order.py",
+        "if permit is None or not retry or permit.n != record.permit:",
+        "if permit is None or not retry:",
+        FOLD + "test_an_unsafe_step_starts_again_only_by_the_retry_of_its_last_start",
+    ),
+    Mutant(
+        "order-late-permit",
+        "no start spends a permit that a late result came before",
+        "journal/order.py",
+        "retry = retry and step.last.n not in step.late  # the truth beats the permit",
+        "pass",
+        ORDER + "test_a_record_out_of_its_order_is_damage",
+    ),
+    Mutant(
+        "order-end",
+        "nothing but a resume or a purge follows an end",
+        "journal/order.py",
+        'isinstance(record, Signal) and record.name == "resume" and fold.can_reopen',
+        "fold.can_reopen",
+        ORDER + "test_only_a_resume_and_a_purge_follow_an_end",
+    ),
+    Mutant(
+        "reopened",
+        "only a retriable failure is resumed",
+        "journal/fold.py",
+        'end.action == "fail" and end.retriable',
+        'end.action == "fail"',
+        ORDER + "test_a_resume_follows_only_a_failure_that_is_retriable",
+    ),
+    Mutant(
+        "purged-reopened",
+        "a purged run is not resumed",
+        "journal/fold.py",
+        "self.end if self.purged is None else None",
+        "self.end",
+        ORDER + "test_a_purged_run_takes_nothing_not_even_a_resume",
+    ),
+    # ---- signals -----------------------------------------------------------------------------------
+    Mutant(
+        "resume-anything",
+        "only a run that is paused, backs off or failed retriably is resumed",
+        "journal/signal_rules.py",
+        "if not (fold.can_reopen or resumable):",
+        "if False:",
+        SIGNALS + "test_a_run_that_no_operator_stopped_is_not_resumed",
+    ),
+    Mutant(
+        "resume-twice",
+        "one resume ends one wait",
+        "journal/signal_rules.py",
+        "and fold.resumed < wait.n\n",
+        "and True\n",
+        SIGNALS + "test_a_run_that_no_operator_stopped_is_not_resumed",
+    ),
+    Mutant(
+        "ended-signalled",
+        "a run that ended takes no signal but a resume",
+        "journal/signal_rules.py",
+        "if fold.finished and not (fold.can_reopen and isinstance(signal, Resume)):",
+        "if fold.finished and not fold.can_reopen:",
+        SIGNALS + "test_a_run_that_failed_retriably_takes_nothing_but_a_resume_and_says_so",
+    ),
+    Mutant(
+        "late-any-start",
+        "a late result is taken only for the step's last start",
+        "journal/signal_rules.py",
+        "if step is None or step.last.n != signal.start:",
+        "if step is None:",
+        SIGNALS + "test_a_late_result_that_comes_too_late_or_too_early_is_refused",
+    ),
+    Mutant(
+        "late-over-done",
+        "a person's `done` stands against a late result",
+        "journal/signal_rules.py",
+        '(answer and answer.payload["outcome"] == "done")',
+        "False",
+        SIGNALS + "test_a_late_result_that_comes_too_late_or_too_early_is_refused",
+    ),
+    Mutant(
+        "late-held",
+        "a late result is refused while its claim is live: the holder records it",
+        "journal/signal_rules.py",
+        "if fold.claim is not None and fold.claim.n == step.last.claim:\n        raise StaleSignal",
+        "if False:\n        raise StaleSignal",
+        SIGNALS + "test_a_late_result_that_comes_too_late_or_too_early_is_refused",
+    ),
+    Mutant(
+        "reconcile-after-late",
+        "after a late result a person has nothing to say",
+        "journal/signal_rules.py",
+        "if start in step.late:",
+        "if False:",
+        SIGNALS + "test_after_a_late_result_a_person_has_nothing_to_say",
+    ),
+    Mutant(
+        "late-loses",
+        "a late result beats a retry that nothing has started on",
+        "journal/steps.py",
+        "if late is not None:",
+        "if False:",
+        STEP_TABLE + "test_a_step_after_a_crash",
+    ),
+    Mutant(
+        "stranger-child",
+        "only the end of its own child is told a run",
+        "journal/signal_rules.py",
+        "if signal.run not in fold.children:",
+        "if False:",
+        SIGNALS + "test_a_run_that_is_no_child_is_refused",
+    ),
+    # ---- inputs ------------------------------------------------------------------------------------
+    Mutant(
+        "input-twice",
+        "a repeated request id queues nothing anew",
+        "journal/inputs.py",
+        "if known is not None:\n        return Known",
+        "if False:\n        return Known",
+        INPUTS + "test_what_becomes_of_a_submission_a_withdrawal_and_a_placing",
+    ),
+    Mutant(
+        "withdraw-placed",
+        "a placed input is not withdrawn",
+        "journal/inputs.py",
+        'if known.status != "queued":',
+        "if False:",
+        INPUTS + "test_what_becomes_of_a_submission_a_withdrawal_and_a_placing",
+    ),
+    Mutant(
+        "withdrawn-placed",
+        "a withdrawn input is never placed",
+        "journal/fold.py",
+        'if known.status == "queued" and (not modes or known.mode in modes)',
+        "if not modes or known.mode in modes",
+        INPUTS + "test_what_becomes_of_a_submission_a_withdrawal_and_a_placing",
+    ),
+    Mutant(
+        "input-after-cancel",
+        "a cancelled run takes no input",
+        "journal/inputs.py",
+        "if fold.cancel is not None:",
+        "if False:",
+        INPUTS + "test_what_becomes_of_a_submission_a_withdrawal_and_a_placing",
+    ),
+    Mutant(
+        "placed-behind",
+        "an input is not placed before a model call that was made without it",
+        "worker/loop.py",
+        "if not modes or step in fold.steps or fold.cancel is not None:",
+        "if not modes or fold.cancel is not None:",
+        GUARDS + "test_an_input_is_not_placed_before_a_model_call_that_was_made_without_it",
+    ),
+    Mutant(
+        "placed-behind-turn",
+        "an input is not placed before a call of the turn that was made without it",
+        "worker/context.py",
+        "if fold.cancel is not None or _later(fold, self.iteration, self._position):",
+        "if fold.cancel is not None:",
+        LOOP_INPUTS + "test_a_handler_places_the_mode_it_asks_for_in_order_and_sees_it_again",
+    ),
+    Mutant(
+        "not-superseded",
+        "an input that comes before the model call is placed first",
+        "worker/loop.py",
+        "ways = Ways(unless=to_place) if step not in journal.fold.steps else NO_WAYS",
+        "ways = NO_WAYS",
+        LOOP_INPUTS + "test_a_steer_that_comes_as_the_model_is_about_to_be_asked_is_placed_first",
+    ),
+    Mutant(
+        "not-superseded-tail",
+        "an input that comes as the model call is recorded is placed first",
+        "journal/stepping.py",
+        " or ways.superseded(fold):\n            return None",
+        ":\n            return None",
+        LOOP_INPUTS + "test_a_steer_that_comes_as_the_model_is_about_to_be_asked_is_placed_first",
+    ),
+    # ---- steps, attempts, policies -----------------------------------------------------------------
+    Mutant(
+        "attempt-forgets",
+        "a new attempt honours the unsafe steps of the ones before",
+        "journal/attempts.py",
+        "if step.unsafe:",
+        "if False:",
+        ATTEMPTS
+        + "test_a_new_attempt_afresh_honours_unsafe_steps_by_tool_input_and_order_and_drops_the_rest",
+    ),
+    Mutant(
+        "attempt-honours-all",
+        "a new attempt honours no safe step",
+        "journal/attempts.py",
+        "if step.unsafe:",
+        "if True:",
+        ATTEMPTS
+        + "test_a_new_attempt_afresh_honours_unsafe_steps_by_tool_input_and_order_and_drops_the_rest",
+    ),
+    Mutant(
+        "permit-unspent",
+        "the permit of an earlier attempt's write is spent by one start",
+        "journal/attempts.py",
+        "earlier[index] = fold.steps[record.step]",
+        "pass",
+        STEP_TABLE
+        + "test_a_permit_for_a_write_of_an_earlier_attempt_is_spent_by_the_start_that_names_it",
+    ),
+    Mutant(
+        "honoured-ignored",
+        "a write of an earlier attempt is not made again",
+        "journal/steps.py",
+        "if step is None and honoured is not None:",
+        "if False:",
+        STEP_TABLE
+        + "test_a_write_of_an_earlier_attempt_gives_its_result_wherever_the_call_stands_now",
+    ),
+    Mutant(
+        "honoured-once",
+        "the second call alike is another call",
+        "worker/context.py",
+        "self._seen[what] += made.unsafe",
+        "pass",
+        TURNS_ATTEMPTS
+        + "test_an_exception_raises_the_attempt_which_asks_afresh_and_honours_what_was_written",
+    ),
+    Mutant(
+        "approval-unspent",
+        "an approval is consumed by the start it permits",
+        "journal/steps.py",
+        "        return Ask(last, policy)",
+        "        return Run(last.permit, last.key, unsafe=True) if last.permit else "
+        "Ask(last, policy)",
+        STEP_TABLE + "test_a_permit_covers_only_the_start_it_names",
+    ),
+    Mutant(
+        "unapproved",
+        "a call that needs approval waits for it",
+        "worker/replies.py",
+        "if answer is None:\n                return AwaitDecision(marker)",
+        "if answer is None:\n                pass",
+        REPLIES + "test_a_call_that_needs_approval_waits_for_its_marker",
+    ),
+    Mutant(
+        "rejected-runs",
+        "a rejected call is refused",
+        "worker/replies.py",
+        'if answer.name == "reject":',
+        "if False:",
+        REPLIES + "test_a_rejected_call_is_answered_with_the_reason_and_never_started",
+    ),
+    Mutant(
+        "decided-again",
+        "only the first decision on a marker counts",
+        "journal/heard.py",
+        "fold.decisions.setdefault(known.about, known)",
+        "fold.decisions[known.about] = known",
+        FOLD + "test_only_the_first_decision_on_a_marker_counts",
+    ),
+    Mutant(
+        "unknown-outcome",
+        "an outcome of a reconcile that this version does not know is never a permit",
+        "journal/heard.py",
+        'if said not in (("done", True), ("retry", False)):',
+        "if False:",
+        FINDINGS + "test_a_reconcile_with_an_unknown_outcome_is_newer_and_never_a_permit",
+    ),
+    Mutant(
+        "settled-behind",
+        "a policy settles a write only while it is unknown",
+        "journal/unknown.py",
+        "step is not None and step.unknown and step.last.n == start.n",
+        "step is not None",
+        POLICIES + "test_a_late_result_that_comes_as_the_policy_settles_is_the_result",
+    ),
+    Mutant(
+        "policy-of-then",
+        "today's policy must be the recorded one, or a person is asked",
+        "journal/unknown.py",
+        'if ask.policy == "reconcile" or call.policy != ask.policy:',
+        'if ask.policy == "reconcile":',
+        POLICIES + "test_a_policy_that_changed_since_the_start_leaves_the_write_to_a_person",
+    ),
+    Mutant(
+        "policy-of-now",
+        "the policy of the recorded start must allow it, or a person is asked",
+        "journal/steps.py",
+        'policy = last.policy if by_policy else "reconcile"',
+        "policy = call.policy",
+        STEP_TABLE + "test_an_unknown_write_is_left_to_the_policy_that_its_start_recorded",
+    ),
+    Mutant(
+        "probe-guesses",
+        "a probe that fails says nothing",
+        "journal/unknown.py",
+        "return CannotTell(type(error).__name__)",
+        "return DidNotHappen()",
+        POLICIES + "test_a_probe_that_can_not_tell_leaves_the_write_to_a_person",
+    ),
+    Mutant(
+        "cannot-tell",
+        "a probe that can't tell leaves it to a person",
+        "journal/unknown.py",
+        "case CannotTell():\n            return False",
+        "case CannotTell():\n            return True",
+        POLICIES + "test_a_probe_that_can_not_tell_leaves_the_write_to_a_person",
+    ),
+    Mutant(
+        "adopted-any",
+        "that the next holder adopted the run stands for one `nobody`; no later claim does",
+        "journal/unknown.py",
+        "after = next((claim for n, claim in journal.fold.claims.items() if n > holder.n), None)",
+        "after = journal.fold.claims[next(reversed(journal.fold.claims))]",
+        FINDINGS + "test_nobody_said_once_is_enough_after_a_claim_that_adopted_the_run",
+    ),
+    Mutant(
+        "woken-is-adopted",
+        "a claim that adopted nothing stands for no answer",
+        "journal/unknown.py",
+        'adopted = after is not None and after.reason == "adopted"',
+        "adopted = after is not None",
+        FINDINGS + "test_nobody_counts_as_over_when_said_twice_the_ack_wait_apart",
+    ),
+    Mutant(
+        "deadline-beats-yes",
+        "a holder that says yes is waited for, whatever the deadline",
+        "journal/unknown.py",
+        'return answer in ("no", "nobody") or (answer == "silent" and late)',
+        'return late or answer in ("no", "nobody")',
+        FINDINGS + "test_a_worker_that_says_it_still_runs_is_waited_for_whatever_the_deadline",
+    ),
+    Mutant(
+        "start-cancelled",
+        "nothing is started on a cancelled run",
+        "journal/stepping.py",
+        'if journal.fold.cancel is not None or journal.stop == "cancel":',
+        "if False:",
+        TURNS + "test_nobody_goes_on_past_an_engine_error",
+    ),
+    Mutant(
+        "start-cancelled-tail",
+        "a cancellation that comes as a start is recorded comes first",
+        "journal/stepping.py",
+        "if fold.finished or fold.cancel is not None or ways",
+        "if fold.finished or ways",
+        TURNS + "test_nobody_goes_on_past_an_engine_error",
+    ),
+    Mutant(
+        "start-drained",
+        "a run that is handed over starts nothing new",
+        "journal/stepping.py",
+        'if journal.stop == "drain":',
+        "if False:",
+        GUARDS + "test_a_run_that_is_handed_over_starts_nothing_new",
+    ),
+    Mutant(
+        "start-unclaimed",
+        "a run that was not claimed starts nothing",
+        "journal/stepping.py",
+        "if journal.store.shared and not journal.claim:\n        raise",
+        "if False:\n        raise",
+        GUARDS + "test_a_run_that_was_not_claimed_starts_nothing",
+    ),
+    Mutant(
+        "past-an-error",
+        "nobody makes a step past an engine error",
+        "journal/handle.py",
+        "self._ended_by = error  # raised",
+        "_ = error  # raised",
+        FINDINGS + "test_after_an_unknown_write_the_handle_makes_no_further_step",
+    ),
+    Mutant(
+        "turn-past-an-error",
+        "what a turn returns after an engine error counts for nothing",
+        "worker/turns.py",
+        "if ctx.ended is not None:\n        raise ctx.ended\n    if limit",
+        "if False:\n        raise ctx.ended\n    if limit",
+        TURNS + "test_nobody_goes_on_past_an_engine_error",
+    ),
+    Mutant(
+        "leftover",
+        "a turn that ends before a recorded call is a mismatch",
+        "worker/turns.py",
+        "if (left := ctx.leftover()) is not None:",
+        "if (left := ctx.leftover()) is not None and False:",
+        TURNS + "test_changed_code_is_stopped_at_the_position_and_nothing_happens",
+    ),
+    Mutant(
+        "late-unsaid",
+        "a fenced holder keeps what its write returned, to tell it",
+        "journal/stepping.py",
+        "journal.late = (start, body.result)  # its",
+        "_ = (start, body.result)  # its",
+        GUARDS + "test_a_fenced_holder_tells_what_its_own_write_returned",
+    ),
+    Mutant(
+        "interrupted-again",
+        "a call that was interrupted is not simply made again",
+        "worker/replies.py",
+        "if call_digest(request.name, arguments) in interrupted:",
+        "if False:",
+        POLICIES + "test_the_same_call_again_by_the_model_is_held_for_a_person",
+    ),
+    Mutant(
+        "interrupted-again-turn",
+        "an interrupted call is not simply made again by a turn handler",
+        "worker/context.py",
+        "if made.digest in self.journal.fold.interrupted:",
+        "if False:",
+        POLICIES + "test_the_same_call_again_by_a_handler_is_held_for_a_person",
+    ),
+    Mutant(
+        "approval-of-another-attempt",
+        "an approval of a turn's call is for its attempt",
+        "worker/context.py",
+        "ids.marker(self.run_id, made.step, self.attempt, digest_)",
+        "ids.marker(self.run_id, made.step, 1, digest_)",
+        TURNS_ATTEMPTS + "test_a_marker_names_its_attempt",
+    ),
+    Mutant(
+        "parallel-writes",
+        "writes are made one by one unless the agent says otherwise",
+        "worker/loop.py",
+        "not tool.spec.write or agent.parallel_writes",
+        "True",
+        GUARDS + "test_a_write_of_a_reply_begins_only_when_the_one_before_it_is_over",
+    ),
+    Mutant(
+        "child-forgotten",
+        "spawning a child again forgets nothing of its end",
+        "journal/fold.py",
+        'self.children.setdefault(str(record.input["run"]), None)',
+        'self.children[str(record.input["run"])] = None',
+        ATTEMPTS + "test_spawning_a_child_again_forgets_nothing_of_its_end",
+    ),
+    Mutant(
+        "child-ends-twice",
+        "the first end of a child counts",
+        "journal/heard.py",
+        'if fold.children.get(payload["run"]) is None:',
+        "if True:",
+        ATTEMPTS + "test_a_child_is_known_from_its_start_on_and_its_first_end_counts",
+    ),
+    Mutant(
+        "any-depth",
+        "children have children only so deep",
+        "worker/context.py",
+        "if started.depth >= CHILD_DEPTH_MAX:",
+        "if False:",
+        CHILDREN + "test_depth_is_bounded_and_the_deepest_run_fails_with_a_recorded_reason",
+    ),
+    Mutant(
+        "child-id",
+        "the same spawn is the same child",
+        "worker/context.py",
+        'child = child_id(self.run_id, ids.name(name, "a child"))',
+        "child = ids.new_run_id()",
+        TURNS + "test_the_errand_makes_each_call_once",
+    ),
+    # ---- the summary in a commit -------------------------------------------------------------------
+    Mutant(
+        "summary-claim",
+        "a summary holds the live claim",
+        "journal/summary.py",
+        "claim_n=after.claim.n if after.claim else 0",
+        "claim_n=0",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-decisions",
+        "a summary holds the decisions",
+        "journal/summary.py",
+        'if known.name in ("approve", "reject"):',
+        "if False:",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-requests",
+        "a summary holds the requests that may be repeated",
+        "journal/summary.py",
+        "requests=tuple(after.requests.values())",
+        "requests=()",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-inputs",
+        "a summary holds the inputs",
+        "journal/summary.py",
+        "fold.inputs = {known.request_id: known for known in summary.inputs}",
+        "",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-content",
+        "a summary holds the content of queued inputs",
+        "journal/summary.py",
+        'known if known.status == "queued" else msgspec.structs.replace(known, content=None)',
+        "msgspec.structs.replace(known, content=None)",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-children",
+        "a summary holds the children",
+        "journal/summary.py",
+        "children=dict(after.children)",
+        "children={}",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-interrupted",
+        "a summary holds what was interrupted",
+        "journal/summary.py",
+        "interrupted=tuple(sorted(after.interrupted))",
+        "interrupted=()",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-cancel",
+        "a summary holds the cancellation",
+        "journal/summary.py",
+        "cancel=after.cancel",
+        "cancel=None",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-revision",
+        "a summary holds the revision",
+        "journal/summary.py",
+        "revision=after.revision",
+        'revision=""',
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "summary-wait",
+        "a restored run waits for what its commit waits for",
+        "journal/summary.py",
+        "fold.wait = wait_of(record)",
+        "",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    Mutant(
+        "restart-anywhere",
+        "a fold restarts only at a commit with a summary",
+        "journal/summary.py",
+        'record.action == "continue" and record.summary is not UNSET',
+        'record.action == "continue"',
+        SUMMARY + "test_only_a_commit_with_a_summary_that_goes_on_is_a_point_to_restart_at",
+    ),
+    Mutant(
+        "restored-unchained",
+        "what follows must chain to the commit",
+        "journal/summary.py",
+        "fold.mark(commit)",
+        "fold.n = commit.record.n",
+        SUMMARY + "test_what_follows_must_chain_to_the_commit",
+    ),
+    Mutant(
+        "queued-forgotten",
+        "a queued input is never forgotten",
+        "journal/heard.py",
+        'if known.status == "queued" or known.at >= oldest',
+        "if known.at >= oldest",
+        SUMMARY + "test_a_queued_input_is_never_forgotten",
+    ),
+    Mutant(
+        "decision-forgotten",
+        "a decision that waits for its gate is never forgotten",
+        "journal/heard.py",
+        'if known.at >= oldest or known.name in ("approve", "reject")',
+        "if known.at >= oldest",
+        SUMMARY + "test_a_decision_that_waits_for_its_gate_is_never_forgotten",
+    ),
+    # ---- a run under a claim, and its task message -------------------------------------------------
+    Mutant(
+        "lapsed-settles",
+        "a delivery that may have been superseded is not touched",
+        "worker/lease.py",
+        "return not self._over and time.monotonic() - self._held_at < self._ack_wait_s / 2",
+        "return not self._over",
+        GUARDS + "test_a_delivery_is_touched_for_half_the_ack_wait_and_again_once_it_is_renewed",
+    ),
+    Mutant(
+        "left-settles",
+        "a message that was left or settled is never touched again",
+        "worker/lease.py",
+        "return not self._over and time",
+        "return time",
+        GUARDS + "test_a_message_that_was_left_or_settled_is_never_touched_again",
+    ),
+    Mutant(
+        "fenced-settles",
+        "whoever finds the run lost settles nothing",
+        "worker/held.py",
+        'is told (R29)."""\n        self._leave()',
+        'is told (R29)."""\n        await self._settle()',
+        GUARDS + "test_a_fenced_holder_settles_nothing",
+    ),
+    Mutant(
+        "fenced-heartbeat",
+        "the heartbeat stops at a newer claim",
+        "worker/held.py",
+        "if isinstance(record, Claim) and record.n > journal.claim:",
+        "if False:",
+        GUARDS + "test_a_heartbeat_that_reads_a_newer_claim_ends_the_turn_and_touches_nothing",
+    ),
+    Mutant(
+        "unread-heartbeat",
+        "a message is held only after the tail was read",
+        "worker/held.py",
+        "case None:  # not known: the message is not held meanwhile\n                    continue",
+        "case None:\n                    self._lease.renew()\n"
+        "                    self._lease.hold()",
+        GUARDS + "test_a_message_is_held_only_once_the_tail_was_read",
+    ),
+    Mutant(
+        "release-beside-call",
+        "a run is released only when no call of it runs",
+        "worker/held.py",
+        "if journal.calls_on() or not turn.done():",
+        "if False:",
+        GUARDS + "test_at_the_end_of_the_grace_a_run_is_released_only_if_no_call_of_it_runs",
+    ),
+    Mutant(
+        "acked-unpaid",
+        "a message is acknowledged only after what the end owes is paid",
+        "worker/held.py",
+        "await pay(self.journal)\n        self.journal.give_up()\n        await self._lease.ack()",
+        "self.journal.give_up()\n        await self._lease.ack()\n        await pay(self.journal)",
+        GUARDS + "test_a_message_is_acknowledged_only_after_what_the_wait_owes",
+    ),
+    Mutant(
+        "old-handle-writes",
+        "what the old handle is still asked to append is not appended",
+        "journal/handle.py",
+        "other.attempted, other.abandoned = self.attempted, self.abandoned\n"
+        "        self._stopped = True",
+        "other.attempted, other.abandoned = self.attempted, self.abandoned",
+        GUARDS + "test_a_handle_that_was_succeeded_writes_nothing",
+    ),
+    Mutant(
+        "mismatch-retried",
+        "a run paused over changed code is tried by no code that was tried before",
+        "journal/waits.py",
+        "and revision not in fold.mismatched\n",
+        "and True\n",
+        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_nobody_holds",
     ),
 ]
 
 
 def copy_tree(where: Path) -> None:
+    """Compiled, checked by hash: a mutant of the same length in the same second is noticed."""
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
             shutil.copytree(source, where / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, where / part)
+    command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
+    subprocess.run([*command, "journal", "worker", "runfold", "tests/kit"], cwd=where, check=True)
 
 
-def failing(tree: Path, test: str) -> str:
+def failing(tree: Path, tests: Sequence[str]) -> str:
     """The first test that fails in the tree, empty if none; SystemExit where none ran at all."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=no", test]
+    options = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
     env = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests],
+        cwd=tree,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     if done.returncode not in (0, 1):
-        raise SystemExit(f"{test} did not run:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"{' '.join(tests)} did not run:\n{done.stdout}{done.stderr}")
     found = re.search(r"^FAILED (\S+?)(\[| |$)", done.stdout, re.M)
     return found[1] if found else ("?" if done.returncode else "")
 
@@ -338,13 +1311,39 @@ def killer(mutant: Mutant, tree: Path) -> str:
     """The test that fails on the mutant, empty if it survives."""
     path = tree / mutant.file
     text = path.read_text()
-    if text.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: its text stands {text.count(mutant.old)} × in {path}")
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        return failing(tree, mutant.test)
+        return failing(tree, [mutant.test])
     finally:
         path.write_text(text)
+
+
+def check_texts(mutants: Sequence[Mutant], tree: Path) -> None:
+    counts = {m: (tree / m.file).read_text().count(m.old) for m in mutants}
+    wrong = [f"{m.name}: {n} × in {m.file}" for m, n in counts.items() if n != 1]
+    if wrong:
+        raise SystemExit("a text must stand once:\n" + "\n".join(wrong))
+
+
+def survivors_of(mutants: Sequence[Mutant], trees: Sequence[Path]) -> list[str]:
+    free: SimpleQueue[Path] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def tried(mutant: Mutant) -> str:
+        tree = free.get()
+        try:
+            return killer(mutant, tree)
+        finally:
+            free.put(tree)
+
+    survivors: list[str] = []
+    with ThreadPoolExecutor(len(trees)) as pool:
+        for mutant, test in zip(mutants, pool.map(tried, mutants), strict=True):
+            print(f"{'killed  ' if test else 'SURVIVED'} {mutant.name:<28} {test}", flush=True)
+            if not test:
+                survivors.append(mutant.name)
+    return survivors
 
 
 def table() -> str:
@@ -357,18 +1356,15 @@ def main() -> int:
         print(table())
         return 0
     wanted = [m for m in MUTANTS if not sys.argv[1:] or m.name in sys.argv[1:]]
-    survivors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="runfold-mutants-") as folder:
-        tree = Path(folder)
-        copy_tree(tree)
-        for test in dict.fromkeys(m.test for m in wanted):
-            if failing(tree, test):
-                raise SystemExit(f"{test} fails without any mutation")
-        for mutant in wanted:
-            test = killer(mutant, tree)
-            print(f"{'killed  ' if test else 'SURVIVED'} {mutant.name:<26} {test}", flush=True)
-            if not test:
-                survivors.append(mutant.name)
+        trees = [Path(folder) / str(n) for n in range(TREES)]
+        for tree in trees:
+            tree.mkdir()
+            copy_tree(tree)
+        check_texts(wanted, trees[0])
+        if test := failing(trees[0], list(dict.fromkeys(m.test for m in wanted))):
+            raise SystemExit(f"{test} fails without any mutation")
+        survivors = survivors_of(wanted, trees)
     print(f"{len(wanted) - len(survivors)} of {len(wanted)} guards: their removal is noticed")
     return 1 if survivors else 0
 

@@ -19,6 +19,7 @@ from journal import ids, steps
 from journal.doors import start_in, started_body
 from journal.errors import (
     ChildFailed,
+    ConcurrentUse,
     Fenced,
     InputMismatch,
     RunCancelled,
@@ -40,11 +41,11 @@ from journal.records import (
     StepError,
     StepStarted,
 )
-from journal.step_state import StepState
 from journal.stepping import Draining
 from journal.steps import Probe, completed_value, make_call
 from journal.unknown import Ways
 from journal.values import digest, marker_digest, normalise, recordable
+from journal.views import end_json
 
 from .agent import Agent
 from .calls import AwaitDecisions, BoundReached, Unrecordable, perform_call, text_of
@@ -100,6 +101,8 @@ class Context:
         self._bounds = agent.bounds
         self._position = 0
         self._seen: Counter[tuple[str, str]] = Counter()
+        self._safe_seen: Counter[tuple[str, str]] = Counter()
+        self._placed: set[str] = set()
         self.ended: Exception | None = None
 
     # ---- state ------------------------------------------------------------------------------
@@ -108,12 +111,14 @@ class Context:
         """The `state` of the last commit; None before the first."""
         return self.journal.fold.state
 
-    def child(self, run_id: RunId) -> JSON:
+    async def child(self, run_id: RunId) -> JSON:
         """The answer of a child run that has ended. Raises ChildFailed where it has none, and
         LookupError while it runs: wait with `Continue(until_child=…)`."""
         outcome = self.journal.fold.children.get(run_id)
         if outcome is None:
             raise LookupError(f"child run {run_id} has not ended, or is none of {self.run_id}")
+        if outcome.get("large"):
+            outcome = end_json((await Log.read(self.journal.store, run_id)).fold)
         if outcome.get("status") == "completed":
             return outcome.get("message")
         raise ChildFailed(
@@ -175,7 +180,7 @@ class Context:
         jobs: dict[int, Job] = {}
         for index, (position, call) in enumerate(zip(positions, calls, strict=True)):
             made = self._made(call, position)
-            ways = Ways(probe=call.probe, honoured=self._honoured(made))
+            ways = self._ways(call, made)
             if position not in journal.fold.steps and ways.honoured is None:
                 decided = self._decided(call, made)
                 if isinstance(decided, Asked):
@@ -204,13 +209,23 @@ class Context:
             policy=call.on_unknown,
         )
 
-    def _honoured(self, made: steps.Call) -> StepState | None:
-        """The unsafe step of an earlier attempt that this call is, by tool, input, occurrence."""
-        key = (made.tool, made.digest)
-        earlier = self.journal.fold.honoured.get(key, [])
-        occurrence = self._seen[key]
-        self._seen[key] += 1
-        return earlier[occurrence] if occurrence < len(earlier) else None
+    def _ways(self, call: Call, made: steps.Call) -> Ways:
+        """What the same calls of earlier attempts are to this one, by tool, input and occurrence
+        (R28, R44): an unsafe one is it; a safe one lends its key."""
+        what = (made.tool, made.digest)
+        fold = self.journal.fold
+        if not made.unsafe:
+            keys = fold.keys.get(what, ())
+            occurrence = self._safe_seen[what]
+            self._safe_seen[what] += 1
+            if occurrence < len(keys):
+                return Ways(key=keys[occurrence])
+        earlier = fold.honoured.get(what, [])
+        occurrence = self._seen[what]
+        if occurrence < len(earlier):
+            self._seen[what] += made.unsafe  # an unsafe call finds its own, whatever safe ones saw
+            return Ways(probe=call.probe, honoured=earlier[occurrence])
+        return Ways(probe=call.probe)
 
     def _decided(self, call: Call, made: steps.Call) -> int | StepError | Asked:
         """The permit (0: none needed), a refusal, or what a person is asked. A write that was
@@ -242,12 +257,13 @@ class Context:
     # ---- inputs and children ----------------------------------------------------------------
 
     async def place_inputs(self, mode: Mode) -> tuple[Input, ...]:
-        """The queued inputs of this mode, placed here: once and for ever, in order (R62)."""
+        """The queued inputs of this mode, placed here: once and for ever, in order (R62). Those
+        that an earlier attempt was told come first, at the first call."""
         (position,) = self._take(1)
 
         def due(fold: Fold) -> InputPlaced | None:
             # A call that was recorded behind this position was made without them.
-            if _later(fold, self.iteration, self._position):
+            if fold.cancel is not None or _later(fold, self.iteration, self._position):
                 return None
             return decide_placing(fold, position, (mode,))
 
@@ -256,9 +272,14 @@ class Context:
                 pass
 
         await self._engine(place())
+        told = [known for known in self.journal.fold.placed_at("") if known.status == "placed"]
+        if mode in self._placed:
+            told = []
+        self._placed.add(mode)
         return tuple(
             Input(request_id=known.request_id, mode=known.mode, content=known.content)
-            for known in self.journal.fold.placed_at(position)
+            for known in [*told, *self.journal.fold.placed_at(position)]
+            if known.mode == mode
         )
 
     async def spawn(self, agent: str, input: JSON, *, name: str, priority: int = 0) -> RunId:
@@ -312,7 +333,17 @@ class Context:
         """Raises what ended this turn: at every call of it, whatever the handler makes of it."""
         run = self.run_id
         if self.ended is None:
-            if self.journal.lost:
+            fold = self.journal.fold
+            if (fold.iteration, fold.attempt) != (self.iteration, self.attempt):
+                self.ended = ConcurrentUse(f"turn {self.iteration} has ended", run_id=run)
+            elif self.journal.cut_off:
+                self.ended = StepFailed(
+                    f"run {run}: the turn cut off a durable call of its own",
+                    step=str(self.iteration),
+                    run_id=run,
+                    hint="put time limits inside the calls (timeout_s), not around them",
+                )
+            elif self.journal.lost:
                 self.ended = Fenced(f"run {run} is no longer held here", run_id=run)
             elif self.journal.stop == "cancel" or self.journal.fold.cancel is not None:
                 self.ended = RunCancelled(f"run {run} was cancelled", run_id=run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import assert_never
 from weakref import WeakValueDictionary
 
@@ -40,6 +40,7 @@ from journal.stores.tasks import Task
 from journal.waits import instant_text
 
 from .agent import Agent
+from .ends import Clock
 from .held import Held
 from .keys import Keys
 from .lease import Lease
@@ -70,6 +71,7 @@ class Dispatcher:
         self._restart_limit = restart_limit
         self._grace_s = grace_s
         self._stubborn = stubborn
+        self._lingering: list[Held] = []
         self._claiming: dict[RunId, int] = {}
         self._turns: WeakValueDictionary[RunId, asyncio.Lock] = WeakValueDictionary()
         self._keys = Keys(store)
@@ -79,6 +81,9 @@ class Dispatcher:
         settle, from the running work itself."""
         held = self.held.get(run_id)
         if held is not None and held.holds(run_id, claim):
+            return True
+        self._lingering = [one for one in self._lingering if one.lingers]
+        if any(one.holds(run_id, claim) for one in self._lingering):
             return True
         about = self._claiming.get(run_id)
         return about is not None and claim > about
@@ -97,7 +102,11 @@ class Dispatcher:
             lease.leave()
             return
         if held is not None:
-            await held.work()
+            try:
+                await held.work()
+            finally:
+                if held.lingers:
+                    self._lingering.append(held)
             if self.held.get(task.run_id) is held:
                 del self.held[task.run_id]
 
@@ -144,11 +153,12 @@ class Dispatcher:
     def _decision(self, fold: Fold, task: Task, answers: list[Answer]) -> TaskDecision:
         """At this fold. A wait is due by the later of our clock and the server's word of when the
         message was published (PROTOCOL 5): a slow clock delays nothing."""
-        now = max(datetime.now(UTC), task.at)
+        now = _clock(task)()
         return decide_task(
             fold,
             Delivery(sequence=task.sequence, delivery=task.delivery, cause=task.cause),
             answers,
+            agent=task.agent,
             accepts=self._agents[task.agent].accepts,
             now=instant_text(now),
             ack_wait_s=self.ack_wait_s,
@@ -157,6 +167,8 @@ class Dispatcher:
 
     async def _settle(self, run: Log, decision: TaskDecision, lease: Lease) -> None:
         match decision:
+            case Resting(until) if not until:
+                await lease.ack()
             case Finished() | Resting():
                 await pay(run)
                 await lease.ack()
@@ -180,7 +192,8 @@ class Dispatcher:
             raise RunfoldError("this worker is being stopped", run_id=run.run_id)
         started = run.fold.started
         assert started is not None
-        if started.key and not await self._keys.take(started.key, run.run_id):
+        key = await self._keys.take(started.key, run.run_id)
+        if key is None:
             lease.nak(1.0)
             raise RunfoldError(f"another run of key {started.key} is active", run_id=run.run_id)
         about = run.fold.claim.n if run.fold.claim else 0
@@ -205,10 +218,10 @@ class Dispatcher:
         try:
             claim = await run.append(due)
         except BaseException:
-            self._keys.give(run.run_id)
+            key()
             raise
         if claim is None or run.fold.claim is None or run.fold.claim.n != claim.n:
-            self._keys.give(run.run_id)
+            key()
             return None
         journal = Journal.claimed(run, claim, is_write=agent.is_unsafe, ack_wait_s=self.ack_wait_s)
         held = Held(
@@ -218,10 +231,18 @@ class Dispatcher:
             lost=restarts[0],
             ack_wait_s=self.ack_wait_s,
             grace_s=self._grace_s,
+            clock=_clock(task),
             stubborn=self._stubborn,
-            ended=self._keys.give,
+            ended=key,
         )
         self.held[run.run_id] = held
         if self.draining:
             held.drain()
         return held
+
+
+def _clock(task: Task) -> Clock:
+    """Our clock; if it is behind the server's word of when the task was published, put forward by
+    that much, so that a slow one delays nothing."""
+    behind = max(task.at - datetime.now(UTC), timedelta())
+    return lambda: datetime.now(UTC) + behind

@@ -87,7 +87,9 @@ class Ends:
         needed = journal.store.shared or bool(asks) or why == "pause"
 
         def record(fold: Fold) -> Park | None:
-            if fold.finished or fold.cancel is not None or fold.wait is not None:
+            if fold.finished or fold.cancel is not None:
+                return None
+            if why == "reconcile" and fold.wait is not None and fold.wait.why == why:
                 return None  # a doubted step has parked it already
             park = Park(
                 why=why,
@@ -113,7 +115,8 @@ class Ends:
         """A permitted retry waits for the end of the earlier call: look again after the ack wait,
         at the latest at that call's deadline (R22)."""
         soon = self.clock() + timedelta(seconds=self.journal.ack_wait_s)
-        until = soon if not later.until else min(soon, parse_instant(later.until))
+        ends_at = parse_instant(later.until) if later.until else soon
+        until = ends_at if self.clock() < ends_at < soon else soon
 
         def record(fold: Fold) -> Park | None:
             if fold.finished or fold.cancel is not None:
@@ -239,7 +242,7 @@ class Ends:
         first."""
 
         def record(fold: Fold) -> Commit | None:
-            if fold.finished or fold.unknown():
+            if fold.finished or fold.unknown() or fold.cancel is not None:
                 return None
             return Commit(
                 action="fail",
@@ -306,7 +309,10 @@ def _instant(what: str, when: datetime) -> str:
             f"{what}={when.isoformat()} has no time zone: which instant is meant?",
             hint="datetime(…, tzinfo=UTC), or ZoneInfo",
         )
-    return instant_text(when)
+    try:
+        return instant_text(when)
+    except OverflowError as error:
+        raise NotEncodable(f"{what}={when.isoformat()} is no instant in UTC") from error
 
 
 def _delayed(now: datetime, delay: timedelta) -> str:

@@ -23,6 +23,7 @@ from journal.records import Claim, Release, Signal
 from journal.stepping import Draining
 
 from .agent import Agent
+from .ends import Clock
 from .lease import Lease
 from .turns import carry_on
 
@@ -44,17 +45,22 @@ class Held:
         lost: int,
         ack_wait_s: float,
         grace_s: float,
+        clock: Clock,
         stubborn: Callable[[asyncio.Task[None]], None],
-        ended: Callable[[RunId], None],
+        ended: Callable[[], None],
     ) -> None:
+        self.claim = journal.claim
         self.journal = journal
         self.agent = agent
         self._lease = lease
         self._lost = lost
         self._ack_wait_s = ack_wait_s
         self._grace_s = grace_s
+        self._clock = clock
         self._stubborn = stubborn
         self._ended = ended
+        self._first = journal
+        self._turn: asyncio.Task[None] | None = None
         self._told = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -63,8 +69,19 @@ class Held:
         return self.journal.run_id
 
     def holds(self, run_id: RunId, claim: int) -> bool:
-        """The answer to "do you hold it under this claim?"."""
-        return claim == self.journal.claim and self.journal.holds(run_id, claim)
+        """The answer to "do you hold it under this claim?": also while a write that was begun under
+        it may still run here."""
+        if (run_id, claim) != (self.run_id, self.claim):
+            return False
+        return self.journal.holds(run_id, claim) or self.lingers
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a write of ours may still run, though the work has ended."""
+        turn = self._turn
+        return self.journal.calls_on() or (
+            turn is not None and not turn.done() and bool(self._first.writing)
+        )
 
     def look(self) -> None:
         """Something was appended that the holder should know of: read it now."""
@@ -83,10 +100,10 @@ class Held:
             await self._work()
         finally:
             self.journal.give_up()
-            self._ended(self.run_id)
+            self._ended()
 
     async def _work(self) -> None:
-        turn = asyncio.create_task(self._carried(), name=f"run {self.run_id}")
+        self._turn = turn = asyncio.create_task(self._carried(), name=f"run {self.run_id}")
         watch = asyncio.create_task(self._watch(turn), name=f"heartbeat of run {self.run_id}")
         try:
             await asyncio.wait([turn, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -97,16 +114,19 @@ class Held:
             self.journal.give_up()
             self._lease.leave()
             turn.cancel()
+            self._stubborn(turn)
             raise
         finally:
             watch.cancel()
             await asyncio.wait([watch])
+        if not watch.cancelled() and (bug := watch.exception()) is not None:
+            log.error("run %s: its heartbeat failed: this is a bug", self.run_id, exc_info=bug)
         if not turn.done():
             self._name_stubborn(turn)
         await self._end(turn)
 
     async def _carried(self) -> None:
-        await carry_on(self.journal, self.agent, attended=False, lost=self._lost)
+        await carry_on(self.journal, self.agent, attended=False, lost=self._lost, clock=self._clock)
 
     async def _let_end(self, turn: asyncio.Task[None]) -> None:
         """Wait for a cancelled turn, within the grace; a write in a thread is waited out by it."""
@@ -183,7 +203,7 @@ class Held:
         writing = bool(self.journal.writing) and not turn.done()
         self.journal = self.journal.succeed()
         await self.journal.refresh()
-        await carry_on(self.journal, self.agent, attended=False)
+        await carry_on(self.journal, self.agent, attended=False, clock=self._clock)
         if writing:
             log.warning("run %s: a write of its cancelled turn still runs", self.run_id)
         await self._settle()
@@ -251,6 +271,9 @@ class Held:
     async def _still_ours(self) -> bool | None:
         """Read what was appended since; a cancellation among it is noted. None: can't be read."""
         journal = self.journal
+        if journal.fold.cancel is not None:  # the turn has read it, and a long call goes on
+            journal.stop = "cancel"
+            return True
         try:
             news = await journal.store.load(journal.run_id, after=journal.tail)
         except (StoreUnavailable, JournalDamaged) as error:

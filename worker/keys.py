@@ -8,6 +8,7 @@ ask, so of two at least one hears of the other.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -35,13 +36,13 @@ class Keys:
 
     def __init__(self, store: JetStreamStore) -> None:
         self._store = store
-        self._taken: dict[RunId, AsyncExitStack] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def take(self, key: str, run_id: RunId) -> bool:
-        """Hold the key for the run, unless another run holds it or comes first."""
-        if run_id in self._taken:
-            return True
+    async def take(self, key: str, run_id: RunId) -> Callable[[], None] | None:
+        """Hold the key for the run, unless another run holds it or comes first: then None. What is
+        returned gives it up."""
+        if not key:
+            return _nothing
         held = False
         stack = AsyncExitStack()
 
@@ -57,15 +58,16 @@ class Keys:
             raise
         if any(o.run != run_id and (o.held or o.run < run_id) for o in others):
             await stack.aclose()
-            return False
+            return None
         held = True
-        self._taken[run_id] = stack
-        return True
 
-    def give(self, run_id: RunId) -> None:
-        """The run needs its key no more."""
-        stack = self._taken.pop(run_id, None)
-        if stack is not None:
+        def give() -> None:
             task = asyncio.create_task(stack.aclose(), name=f"key of run {run_id}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+        return give
+
+
+def _nothing() -> None:
+    pass

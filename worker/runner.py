@@ -77,14 +77,13 @@ async def run(
 
 async def _carried(journal: Journal, agent: Agent) -> Outcome | None:
     """Carry the run as far as it goes; None where by then more is to do, under a new claim."""
-    now = instant_text(utc_now())
-    if not journal.fold.finished and journal.fold.runnable(now):
+    fold = journal.fold
+    ours = journal.claim > 0 if journal.store.shared else fold.runnable(instant_text(utc_now()))
+    if ours and not fold.finished:
         try:
             await carry_on(journal, agent, attended=True)
         except RetryLater as later:
             return Waiting((_later(later),))
-    elif journal.claim and not journal.fold.finished:  # adopted from a holder that is gone
-        await carry_on(journal, agent, attended=True)
     fold = journal.fold
     if not fold.finished and fold.runnable(instant_text(utc_now())):
         return None

@@ -102,7 +102,8 @@ class Worker:
         """
         async with self._store as store:
             for agent in self.agents.values():
-                await store.tasks.ensure(agent.name, ack_wait_s=self._ack_wait_s)
+                in_force_s = await store.tasks.ensure(agent.name, ack_wait_s=self._ack_wait_s)
+                self._ack_wait_s = min(self._ack_wait_s, in_force_s)
             self._dispatcher = Dispatcher(
                 store,
                 self.id,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from journal.errors import JournalDamaged, RunFinished, RunNotFound, StaleSignal
+from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
 from journal.fold import Fold
 from journal.ids import RunId
 from journal.limits import SWEEP_RUNS
@@ -117,6 +117,8 @@ async def _child_ended(store: JetStreamStore, fold: Fold) -> bool:
         if child.fold.end is None:
             return False
         await pay(child)
-    except (JournalDamaged, RunFinished, RunNotFound, StaleSignal):
+    except StoreUnavailable:
+        raise
+    except RunfoldError:  # this run is not to keep the sweep from the others
         return False
     return True

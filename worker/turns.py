@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from journal.errors import (
     ChildFailed,
     Fenced,
@@ -122,6 +124,7 @@ async def _turn(journal: Journal, agent: Agent, ends: Ends, attended: bool) -> N
 
 async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
     """What the turn returned; raises the engine's error where it met one."""
+    journal.begin_turn()
     ctx = Context(journal, agent)
     play = converse(ctx, agent) if agent.handler is None else agent.handler(ctx)
     limit = asyncio.timeout(ends.turn_limit_s())
@@ -131,12 +134,14 @@ async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
         async with limit:
             outcome = await play
     except (RunfoldError, AwaitDecisions, BoundReached, Unrecordable) as error:
+        await journal.recover()
         if ctx.ended is not None and ctx.ended is not error:
             raise ctx.ended from error
         raise
     except (Exception, asyncio.CancelledError) as error:
         if task.cancelling():
             raise
+        await journal.recover()
         raise _what_ended(journal, ctx, error, limit.expired(), ends) from error
     if ctx.ended is not None:
         raise ctx.ended
@@ -176,6 +181,14 @@ def _check_played(ctx: Context, outcome: object) -> None:
             step=f"{ctx.iteration}",
             run_id=ctx.run_id,
         )
+    try:
+        msgspec.convert(msgspec.structs.asdict(outcome), type(outcome))
+    except msgspec.ValidationError as error:
+        raise StepFailed(
+            f"run {ctx.run_id}: turn {ctx.iteration} returned no {type(outcome).__name__}: {error}",
+            step=f"{ctx.iteration}",
+            run_id=ctx.run_id,
+        ) from error
     if (left := ctx.leftover()) is not None:
         raise ReplayMismatch(
             f"run {ctx.run_id}: the journal holds a call at {left}; the code ends the turn before",

@@ -8,6 +8,8 @@ import msgspec
 import typer
 
 from journal.escape import visible
+from journal.ids import RunId
+from journal.ids import run_id as checked_run_id
 from journal.stores.file import FileStore
 from journal.stores.provision import inspect, provision
 from journal.stores.safety import Safety
@@ -78,6 +80,9 @@ def init(
 
 def doctor(
     monitor: MonitorOption = None,
+    after: Annotated[
+        str | None, typer.Option("--after", help="Of the runs, only those after this id.")
+    ] = None,
     store: StoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
@@ -91,18 +96,19 @@ def doctor(
 
     async def body() -> int:
         target = Target(store, namespace, creds)
+        start = None if after is None else checked_run_id(after)
         if store is None:
             async with EmbeddedServer(HOME) as server:
                 await provision(server.url, namespace=namespace)
                 found = await inspect(
                     server.url, namespace=namespace, monitor_url=server.monitor_url
                 )
-                runs = await _diagnose(target._replace(store=server.url))
+                runs = await _diagnose(target._replace(store=server.url), start)
         elif is_url(store):
             found = await inspect(store, namespace=namespace, monitor_url=monitor, creds=creds)
-            runs = await _diagnose(target)
+            runs = await _diagnose(target, start)
         else:
-            runs = await _diagnose(target)
+            runs = await _diagnose(target, start)
             damaged = [one.run for one in runs.found if one.problem == "damaged"]
             async with opened(target) as opened_store:
                 assert isinstance(opened_store, FileStore)
@@ -117,10 +123,10 @@ def doctor(
     execute(json, body())
 
 
-async def _diagnose(target: Target) -> Diagnosis:
+async def _diagnose(target: Target, after: RunId | None) -> Diagnosis:
     async with opened(target) as store:
         workers = await Fleet(store).workers() if store.shared else []
-        return await diagnose(store, workers, note)
+        return await diagnose(store, workers, note, after)
 
 
 def _print_runs(runs: Diagnosis) -> None:
@@ -129,7 +135,7 @@ def _print_runs(runs: Diagnosis) -> None:
         say(f"  run {one.run}: {visible(one.what)}")
         say(f"    fix: {visible(one.fix)}")
     if runs.next is not None:
-        say(f"  not looked at: those after {runs.next}")
+        say(f"  there are more: --after {runs.next}")
 
 
 def _print_safety(found: Safety) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.doors import Started
+from journal.ids import name as checked_name
 from journal.ids import new_run_id
 from journal.ids import run_id as checked_run_id
 from journal.limits import ACK_WAIT_S
@@ -95,14 +96,15 @@ def _print(journal: Log, end: object, json: bool, option: str) -> int:
     if journal.torn:
         note(f"{journal.torn} bytes of a torn last record are ignored: never acknowledged")
     shape: dict[str, Any] = run_json(journal.fold)
-    if isinstance(end, Waiting):
-        shape["status"] = "waiting"
+    if isinstance(end, Waiting) and shape["status"] not in ("waiting", "paused"):
+        shape["status"] = "waiting"  # for the end of an earlier call: nothing is recorded of it
         shape["waiting_on"] = end.on
     if json:
         emit_json(shape)
     elif isinstance(end, Waiting):
         for wait in end.on:
-            note(f"run {journal.run_id} waits until {wait.until} for {wait.ended_by}")
+            until = f" until {instant_text(wait.until)}" if wait.until else ""
+            note(f"run {journal.run_id} waits for {wait.what}{until}: {wait.ended_by}")
     else:
         print_run(journal.fold, option)
     return EXIT_BY_STATUS[shape["status"]]
@@ -149,11 +151,13 @@ def start(
             with agents_output(json):
                 found = load_agent(agent)
             name, revision = found.name, found.revision
+        run = new_run_id() if id is None else checked_run_id(id)
+        checked_name(name, "an agent")
         target = Target(store, namespace, creds)
         async with opened(target) as opened_store:
             fleet = Fleet(opened_store, by=user())
             started = await fleet.start(
-                name, value, run_id=id, priority=priority, key=key, revision=revision
+                name, value, run_id=run, priority=priority, key=key, revision=revision
             )
             return await _print_started(fleet, started, wait, target, json)
 

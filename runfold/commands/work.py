@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
 from signal import SIGINT, SIGTERM
@@ -23,7 +24,7 @@ from worker.opening import embedded, is_url
 from worker.service import Worker
 
 from ..dying import die_with_parent
-from ..frame import UsageProblem, execute, report
+from ..frame import EXIT_BY_CODE, UsageProblem, execute, report
 from ..loading import load_agent
 from ..options import CredsOption, NamespaceOption, StoreOption, Target
 from ..terminal import note
@@ -31,6 +32,9 @@ from ..terminal import note
 AgentsArgument = Annotated[
     list[str], typer.Argument(help="FILE.py:NAME or dotted.module:NAME, one or several Agents.")
 ]
+
+LEAVE_S = 5.0
+"""When all is handed over the process has nothing to wait for."""
 
 
 def register(app: typer.Typer) -> None:
@@ -140,7 +144,7 @@ async def _server(target: Target) -> AsyncGenerator[str, None]:
 
 async def _serve(made: Worker) -> None:
     """Serve; a signal drains, the next ones force. Where something refuses to end, the process ends
-    here: asyncio would wait for it for ever."""
+    all the same: asyncio would wait for it for ever."""
     loop = asyncio.get_running_loop()
     told = 0
 
@@ -159,14 +163,24 @@ async def _serve(made: Worker) -> None:
     try:
         await made.serve()
     except RunfoldError as error:
+        code = EXIT_BY_CODE.get(error.code, 1)
         if not made.stubborn:
             raise
-        code = report(error, json=False)
+        report(error, json=False)
+    finally:
+        # Threads of a user's code, or what it makes of being cancelled, may never end.
+        timer = threading.Timer(LEAVE_S, _leave, (code,))
+        timer.daemon = True
+        timer.start()
     if made.stubborn:
         note(f"{len(made.stubborn)} call(s) did not end: they are cut off")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _leave(code)
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -179,11 +193,11 @@ def _address(text: str) -> tuple[str, int]:
 @contextlib.contextmanager
 def _health(where: tuple[str, int], made: Worker) -> Generator[None]:
     host, port = where
-    try:
-        serving = serve_health(port, made.health, host)
-        with serving as server:
-            shown = f"[{host}]" if ":" in host else host
-            note(f"health: http://{shown}:{server.port}/healthz")
-            yield
-    except OSError as error:
-        raise UsageProblem(str(error.strerror or error)) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(serve_health(port, made.health, host))
+        except OSError as error:
+            raise UsageProblem(str(error.strerror or error)) from error
+        shown = f"[{host}]" if ":" in host else host
+        note(f"health: http://{shown}:{server.port}/healthz")
+        yield

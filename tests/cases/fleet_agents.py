@@ -27,6 +27,7 @@ from runfold import (
     SAFE,
     UNSAFE,
     Agent,
+    Bounds,
     Call,
     Complete,
     Context,
@@ -79,7 +80,7 @@ class PlanModel:
 
 
 async def held(home: Path, name: str) -> None:
-    while name and (home / "hold" / name).exists():  # noqa: ASYNC110, ASYNC240
+    while name and (home / "hold" / name).exists():  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
 
 
@@ -132,6 +133,19 @@ def tools_of(home: Path) -> dict[str, Tool]:
         time.sleep(s)  # noqa: ASYNC251
         return "thawed"
 
+    @write(approval=False)
+    async def freeze_write(this: ToolCall, s: float) -> str:
+        """As `freeze`, and not to be repeated."""
+        add(this)
+        time.sleep(s)  # noqa: ASYNC251
+        return "thawed"
+
+    @write(approval=False)
+    async def deaf_write(this: ToolCall, how: str, s: float = 3600) -> str:
+        """As `deaf`, and not to be repeated."""
+        add(this)
+        return await _DEAF[how](s)
+
     @read
     async def stop_once(this: ToolCall) -> str:
         """The work is done; before anything can be recorded, the process is stopped, once."""
@@ -152,7 +166,8 @@ def tools_of(home: Path) -> dict[str, Tool]:
         add(this, reads)
         return await _DEAF[how](s)
 
-    tools = [charge, gated, block, lookup, wander, freeze, stop_once, poison, deaf]
+    tools = [charge, gated, block, lookup, wander, freeze, freeze_write, stop_once, poison]
+    tools += [deaf, deaf_write]
     return {tool.spec.name: tool for tool in tools}
 
 
@@ -293,8 +308,8 @@ def build(
     wider: Sequence[str] = (),
     attempts: int = 1,
 ) -> Agent:
-    """The agent `fleet` (or what `name` says). `without`: tools it lacks; `rename`: old to new
-    name; `wider`: tools that have got one argument more, without a default."""
+    """The agent `fleet`, or what `name` says (`brief` has 1 s for a run). `without`: tools it
+    lacks; `rename`: old to new name; `wider`: tools that take one argument more."""
     match name.partition("-")[0]:
         case "sleeper":
             return sleeper(name)
@@ -318,6 +333,7 @@ def build(
         revision=revision,
         compatible=compatible,
         retry=Retry(attempts=attempts, backoff_s=0.1),
+        bounds=Bounds(duration_s=1.0) if name == "brief" else None,
     )
 
 

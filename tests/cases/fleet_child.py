@@ -18,6 +18,7 @@ from cases.pay import die
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import TaskQueue
 from runfold import RunfoldError, Worker
+from worker import dispatch
 
 
 async def work(
@@ -29,8 +30,12 @@ async def work(
     tag: str,
     crash: str = "",
     zone: str = "",
+    revisit_s: float = 0.3,
 ) -> NoReturn:
-    """Serve until stopped. Leaves `ready-<tag>` in the home once it works."""
+    """Serve until stopped. Leaves `ready-<tag>` in the home once it works. `revisit_s`: how soon
+    what it may not take is offered to others again (the product: 5 s)."""
+    assert dispatch.REVISIT_S > 0
+    dispatch.REVISIT_S = revisit_s  # type: ignore[misc]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     if zone:
         os.environ["TZ"] = zone

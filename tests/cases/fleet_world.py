@@ -7,14 +7,17 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from cases.world import TERMINAL, check_store
+from cases.world import strict
 from cases.zygote import Child, Done, Zygote
 from kit.ledger import Ledger
 from kit.waiting import eventually
 
+from journal.codec import Entry, decode
+from journal.fold import Fold
 from journal.ids import RunId
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
@@ -164,7 +167,7 @@ class Workers:
         return await self.fleet.get(run_id)
 
     async def records(self, run_id: str, type: str = "") -> list[dict[str, Any]]:
-        found = await check_store(self.store, run_id)
+        found = await self._sound(run_id)
         return [record for record in found if type in ("", record["type"])]
 
     async def approve(self, run_id: str) -> None:
@@ -180,9 +183,8 @@ class Workers:
         """All journals are sound, no run is running without an owner, no effect happened twice."""
         journals: dict[str, list[dict[str, Any]]] = {}
         for run_id, status in (await self.statuses()).items():
-            journals[run_id] = records = await check_store(self.store, run_id)
-            ends = [r for r in records if r["type"] in TERMINAL and r.get("action") != "continue"]
-            assert len(ends) == (status in ENDED), (run_id, status)
+            journals[run_id] = records = await self._sound(run_id)
+            assert _ends(records[-1]) == (status in ENDED), (run_id, status)
             if status == "running" and run_id not in running:
                 holder = await self.store.ask(*_holder(records), _claim(records))
                 assert holder == "yes", f"{run_id} is running and its holder says {holder}"
@@ -190,14 +192,36 @@ class Workers:
         assert len(effects) == len(set(effects)), "an effect happened twice"
         return journals
 
+    async def _sound(self, run_id: str) -> list[dict[str, Any]]:
+        """The run's records: strict JSON, no gap, chained, nothing after the end, and they fold."""
+        fold, records, head = Fold(), list[dict[str, Any]](), "0" * 32
+        for n, entry in enumerate((await self.store.load(RunId(run_id))).entries, 1):
+            assert not records or not _ends(records[-1]), f"record {n} stands after the end"
+            record = strict(entry.raw)
+            assert (record["n"], record["prev"]) == (n, head), f"record {n} does not chain"
+            head = blake2b(entry.raw, digest_size=16).hexdigest()
+            records.append(record)
+            fold.apply(Entry(decode(entry.raw), entry.raw))
+        assert fold.newer is None
+        return records
+
     async def close(self) -> None:
         for child in self.alive:
             child.kill(signal.SIGCONT)
             child.kill()
         for child in self.children:
             await self.ended(child)
-        for child in self.children:  # no process of a worker's own is left either
-            assert not Path(f"/proc/{child.pid}").exists()
+        assert not [child.pid for child in self.children if _exists(child.pid)]
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _ends(record: dict[str, Any]) -> bool:
+    if record["type"] == "commit":
+        return record["action"] != "continue"
+    return record["type"] in ("run.completed", "run.purged")
 
 
 def _claim(records: list[dict[str, Any]]) -> int:

@@ -34,7 +34,7 @@ from journal.stores.tasks_message import consumer_name
 from journal.views import RunState
 from worker.fleet import Fleet
 
-WAIT_S = 60.0
+WAIT_S = 40.0
 
 
 @functools.cache
@@ -233,7 +233,9 @@ class Crew:
 
         async def met() -> RunState | None:
             last[:] = [await self.fleet.get(run_id)]
-            return last[0] if condition(last[0]) else None
+            met = condition(last[0])
+            assert met or last[0].status not in ("completed", "failed", "cancelled")
+            return last[0] if met else None
 
         try:
             return await eventually(met, timeout_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as clocks
+import itertools
 import json
 import logging
 import os
@@ -16,17 +17,19 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kit.ledger import Ledger
 
 from journal.codec import Entry
-from journal.errors import RunfoldError
+from journal.errors import DecisionConflict, RunFinished, RunfoldError, StaleSignal
 from journal.ids import RunId
+from journal.records import Park
 from journal.store import AppendAnswer
 from journal.stores.jetstream import JetStreamStore
 from worker.agent import Agent, Bounds, Complete, Continue, Next, Retry, turn
 from worker.context import Call, Context
+from worker.fleet import Fleet
 from worker.models.scripted import ScriptedModel, call, say
 from worker.service import Worker
 from worker.tools import SAFE, UNSAFE, ToolCall, write
@@ -216,6 +219,82 @@ AGENTS = {
 }
 
 
+# ---- who talks to a run -----------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What became of a request, as who made it was told."""
+
+    request: str
+    what: str
+
+
+async def submit_many(
+    url: str, namespace: str, run: str, count: int, at_once: int
+) -> list[Outcome]:
+    """Inputs, until each is taken; some sent twice, some then taken back, if they still can be."""
+    numbers = iter(range(count))
+    found: list[Outcome] = []
+
+    async def some(fleet: Fleet) -> None:
+        for number in numbers:
+            request = f"in-{number:04}"
+            while True:
+                try:
+                    taken = await fleet.send(run, number, request_id=request)
+                    break
+                except StaleSignal:  # so many are queued already
+                    found.append(Outcome(request, "refused"))
+                    await asyncio.sleep(0.02)
+            assert taken.created, taken
+            found.append(Outcome(request, "taken"))
+            if number % 10 == 3:
+                again = await fleet.send(run, "another", request_id=request)
+                assert not again.created and again.content == number, again
+                found.append(Outcome(request, "repeated"))
+            if number % 5 == 0:
+                try:
+                    what = (await fleet.withdraw(run, request)).status
+                except StaleSignal:
+                    what = "placed before it was withdrawn"
+                found.append(Outcome(request, what))
+
+    async with JetStreamStore(url, namespace=namespace) as store, asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(some(Fleet(store, by="submitter")))
+    return found
+
+
+async def decide_many(url: str, namespace: str, run: str, at_once: int, name: str) -> list[Outcome]:
+    """Approvals and rejections of all that the run asks, until its end: each question by each of
+    `at_once` deciders, each of which decides some twice."""
+    numbers = itertools.count()
+    found: list[Outcome] = []
+
+    async def decide(fleet: Fleet, word: str, marker: str) -> None:
+        request = f"{name}-{next(numbers):04}"
+        try:
+            receipt = await fleet.signal(run, word, {"marker": marker}, request_id=request)
+            found.append(Outcome(request, receipt.result))
+        except (StaleSignal, DecisionConflict, RunFinished) as error:
+            found.append(Outcome(request, error.code))
+
+    async def some(fleet: Fleet, number: int) -> None:
+        last = ""
+        async for record in fleet.follow(run):
+            for ask in record.asks if isinstance(record, Park) else ():
+                word = "reject" if int(ask.marker[-2:], 16) % 5 == number else "approve"
+                await decide(fleet, word, ask.marker)
+                if int(ask.marker[-1], 16) % 4 == 0:
+                    await decide(fleet, "approve", last or ask.marker)
+                last = ask.marker
+
+    async with JetStreamStore(url, namespace=namespace) as store, asyncio.TaskGroup() as group:
+        for number in range(at_once):
+            group.create_task(some(Fleet(store, by=name), number))
+    return found
+
+
 # ---- the process ------------------------------------------------------------------------------
 
 
@@ -278,12 +357,14 @@ async def serve(worker: Worker) -> None:
 
 def stats(worker: Worker) -> dict[str, Any]:
     connection = worker._store._connection
+    held = worker._dispatcher.held if worker._dispatcher else {}
     return {
         "tasks": len(asyncio.all_tasks()),
         "subscriptions": len(connection._nc._subs),
         "takers": len(connection._nc._takers),
         "waiting": len(connection._waiting),
-        "held": len(worker._dispatcher.held) if worker._dispatcher else 0,
+        "held": len(held),
+        "lost": sum(one.journal.lost for one in held.values()),
         "works": len(worker._works),
         "backlog": len(worker._waiting),
     }
@@ -306,9 +387,13 @@ def put_clock_wrong(by: clocks.timedelta) -> None:
             return right.now(tz) + by
 
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").split(".")[0] in ("journal", "worker"):
-            if getattr(module, "datetime", None) is right:
-                module.datetime = Wrong  # type: ignore[attr-defined]
+        package = getattr(module, "__name__", "").split(".")[0]
+        path = getattr(module, "__file__", None)
+        if package not in ("journal", "worker") or path is None:
+            continue
+        if "datetime.now(" in Path(path).read_text():
+            assert getattr(module, "datetime", None) is right
+            module.datetime = Wrong  # type: ignore[attr-defined]
 
 
 def hold_appends(type_: str) -> None:

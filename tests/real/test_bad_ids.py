@@ -43,6 +43,14 @@ def doors(id: str) -> list[list[str]]:
         ["approve", "--", marker],
         ["reject", "--reason", "no", "--", marker],
         ["reconcile", "--retry", "--", id, STEP],
+        ["start", "desk", f"--id={id}", "--input", "x"],
+        ["follow", "--", id],
+        ["send", "--", id, "hello"],
+        ["input", "--", id, "i1"],
+        ["withdraw", "--", id, "i1"],
+        ["cancel", "--", id],
+        ["resume", "--", id],
+        ["sweep", f"--after={id}"],
     ]
 
 

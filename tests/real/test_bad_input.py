@@ -38,6 +38,11 @@ COMMANDS = [
     ["list"],
     ["approve", f"a1/{STEP}@1.{DIGEST}"],
     ["reconcile", "a1", STEP, "--retry"],
+    ["start", "desk", "--input=x"],
+    ["follow", "a1"],
+    ["send", "a1", "x"],
+    ["cancel", "a1"],
+    ["inbox"],
 ]
 
 

@@ -30,8 +30,7 @@ async def is_draining(crew: Crew, worker: WorkerProcess) -> None:
 
     async def says() -> bool:
         reports = await crew.fleet.workers(wait_s=0.1)
-        print(reports, worker.running, worker.log)
-        return worker.id in reports and reports[worker.id]["draining"]
+        return any(one["worker"] == worker.id and one["draining"] for one in reports)
 
     await eventually(says, what=f"{worker.name} is being stopped")
 
