@@ -170,19 +170,7 @@ class Fold:
 
     def asked(self) -> list[Asked]:
         """All calls that wait for a decision, of a reply or of a turn handler."""
-        reply = self.reply
-        found = [
-            Asked(
-                marker=verdict.marker,
-                step=reply.steps[index],
-                tool=reply.reply.calls[index].name,
-                input=reply.arguments(index),
-                text=verdict.text,
-            )
-            for index, verdict in self.pending()
-            if reply is not None
-        ]
-        return found + [ask for ask in self.asks if ask.marker not in self.decisions]
+        return waits.asked(self)
 
     def queued(self, *modes: str) -> list[Submitted]:
         """Inputs that are queued, of these modes (all where none is named), oldest first."""
@@ -389,6 +377,7 @@ class Fold:
         self.attempt = 1
         self.restarts = self.failures = 0
         self.mismatched = set()
+        self.last_placed = ()
         self.steps = {}
         self.open = {}
         self.honoured = {}

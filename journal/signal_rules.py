@@ -30,6 +30,7 @@ from .signals import (
 )
 from .step_state import StepState
 from .values import canonical
+from .waits import asked
 
 
 class Append(Struct, frozen=True):
@@ -133,7 +134,7 @@ def _decide_marker(
     winner = fold.decisions.get(signal.marker)
     if winner is not None:
         return _same_decision(winner, name_of(signal), run, signal.marker)
-    pending = {ask.marker for ask in fold.asked()}
+    pending = {ask.marker for ask in asked(fold)}
     if signal.marker in pending:
         return Append(_body(signal, request_id), kept=False)
     if _was_asked(fold, signal.marker) or fold.status(held=held) != "running":

@@ -12,6 +12,7 @@ from .fold import Fold
 from .ids import Marker, RunId
 from .messages import JSON, Message
 from .records import Commit, RunCompleted, Status
+from .waits import asked
 
 
 class Pending(Struct, frozen=True, kw_only=True):
@@ -148,7 +149,7 @@ def pending_calls(fold: Fold) -> tuple[Pending, ...]:
         Pending(
             marker=Marker(ask.marker), step=ask.step, tool=ask.tool, input=ask.input, text=ask.text
         )
-        for ask in fold.asked()
+        for ask in asked(fold)
     )
 
 

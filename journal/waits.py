@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
-from .records import Commit, Park, RunCompleted, Status
+from .records import Asked, Commit, Park, RunCompleted, Status
 
 if TYPE_CHECKING:
     from .fold import Fold
@@ -85,6 +85,23 @@ def runnable(fold: Fold, now: str = "") -> bool:
     if fold.unknown():  # its policy settles it
         return True
     return _calls_to_make(fold)
+
+
+def asked(fold: Fold) -> list[Asked]:
+    """All calls that wait for a decision, of a reply or of a turn handler."""
+    reply = fold.reply
+    found = [
+        Asked(
+            marker=verdict.marker,
+            step=reply.steps[index],
+            tool=reply.reply.calls[index].name,
+            input=reply.arguments(index),
+            text=verdict.text,
+        )
+        for index, verdict in fold.pending()
+        if reply is not None
+    ]
+    return found + [ask for ask in fold.asks if ask.marker not in fold.decisions]
 
 
 def other_code_may(fold: Fold, revision: str) -> bool:

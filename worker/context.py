@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct, structs
 from journal import ids, steps
 from journal.doors import start_in, started_body
 from journal.errors import (
+    BadPayload,
     ChildFailed,
     ConcurrentUse,
     Fenced,
@@ -43,6 +44,7 @@ from journal.records import (
 )
 from journal.stepping import Draining
 from journal.steps import Probe, completed_value, make_call
+from journal.stores.tasks_message import PRIORITIES
 from journal.unknown import Ways
 from journal.values import digest, marker_digest, normalise, recordable
 from journal.views import end_json
@@ -288,6 +290,8 @@ class Context:
         its children (R57)."""
         (position,) = self._take(1)
         child = child_id(self.run_id, ids.name(name, "a child"))
+        if priority not in PRIORITIES:
+            raise BadPayload(f"a priority is -1, 0 or 1, not {priority}", run_id=self.run_id)
         started = self.journal.fold.started
         assert started is not None
         if started.depth >= CHILD_DEPTH_MAX:

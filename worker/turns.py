@@ -139,8 +139,8 @@ async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
             raise ctx.ended from error
         raise
     except (Exception, asyncio.CancelledError) as error:
-        if task.cancelling():
-            raise
+        if task.cancelling():  # whatever the handler made of it
+            raise asyncio.CancelledError from error
         await journal.recover()
         raise _what_ended(journal, ctx, error, limit.expired(), ends) from error
     if ctx.ended is not None:

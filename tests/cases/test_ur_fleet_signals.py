@@ -61,9 +61,9 @@ async def test_ur12_an_approve_that_meets_the_park_is_not_lost(fleet: Workers) -
 
 
 async def test_ur14_approve_and_cancel_race(fleet: Workers) -> None:
-    """UR-14: 100 runs are approved and then cancelled, 100 the other way round, 0 to 1 000 ms
-    apart, with an unsafe gated tool: what stands first in the journal wins. After a cancel nothing is
-    started; a write that was started is recorded; the ledger says the same as the journal."""
+    """UR-14: 100 runs are approved and then cancelled, 100 the other way round, up to 1 s
+    apart, with an unsafe gated tool: what stands first in the journal wins. After a cancel nothing
+    is started; a write that was started is recorded; the ledger says the same as the journal."""
     await fleet.worker()
     runs = [f"r{n}" for n in range(200)]
     await fleet.starts({run: plan(["gated"]) for run in runs})

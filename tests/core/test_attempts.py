@@ -403,11 +403,24 @@ def test_at_the_end_a_placed_input_is_done_and_a_queued_one_unanswered(end: Reco
     assert became == {"i0": "done", "i1": "withdrawn", "i2": "unanswered"}
 
 
-@pytest.mark.parametrize("between", [parked("retry", afresh=True), parked("pause"), released()])
+@pytest.mark.parametrize("between", [parked("retry"), parked("pause"), released()])
 def test_a_placed_input_stands_at_its_place_until_its_iteration_is_committed(between: Record):
     log = Log(*HELD, submitted(), placed("i1", "llm/1"), between, claimed("w2"))
     assert input_of(log).status == "placed"
     assert [known.request_id for known in log.fold.placed_at("llm/1")] == ["i1"]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [[parked("retry", afresh=True)], [failed(retriable=True, afresh=True), resume()]],
+    ids=["retried", "resumed"],
+)
+def test_what_an_attempt_was_told_the_next_one_is_told_first(again: list[Record]):
+    log = Log(*HELD, submitted(), placed("i1", "0/0"), *again, claimed("w2"))
+    assert input_of(log).status == "placed"
+    assert [known.request_id for known in log.fold.placed_at("")] == ["i1"]
+    log.add(goes_on())
+    assert input_of(log).status == "done"
 
 
 def test_inputs_are_queued_in_the_order_of_their_records_and_placed_in_that_of_their_placing():

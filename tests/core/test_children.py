@@ -381,3 +381,16 @@ async def test_a_child_that_ends_after_its_parent_was_cancelled_does_no_harm():
         await signal(PlainView(store), RUN, "resume", {})
     await work(store, ANSWERS, run=KID)
     assert isinstance((await state(store, RUN)).outcome, Cancelled)
+
+
+async def test_a_child_with_a_priority_that_is_none_is_never_started():
+    """Whoever had to wake it could not, for ever."""
+
+    async def handler(ctx: Context) -> Next:
+        return Complete(await ctx.spawn("other", 1, name="kid", priority=7))
+
+    store = await begun()
+    found = (await work(store, agent_of(handler, retry=Retry(attempts=1)))).outcome
+    assert isinstance(found, Failed)
+    assert "priority" in found.detail
+    assert await types_of(store, KID) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kit.build import (
+    AGENT,
     ALLOW,
     AT,
     Log,
@@ -195,6 +196,7 @@ def decide(
         Log(*records).fold,
         Delivery(sequence=task, delivery=delivery, cause=cause),
         answers,
+        agent=AGENT,
         accepts=accepts,
         now=now,
         ack_wait_s=ACK_WAIT_S,
@@ -422,7 +424,14 @@ def test_a_run_of_a_newer_version_is_somebody_elses():
     log.fold.apply(log.raw(raw % log.fold.head.encode()))
     task = Delivery(sequence=TASK, delivery=1, cause=1)
     found = decide_task(
-        log.fold, task, (), accepts=["1"], now=NOW, ack_wait_s=ACK_WAIT_S, restart_limit=5
+        log.fold,
+        task,
+        (),
+        agent=AGENT,
+        accepts=["1"],
+        now=NOW,
+        ack_wait_s=ACK_WAIT_S,
+        restart_limit=5,
     )
     assert isinstance(found, NotMine)
     assert "newer version" in found.why
@@ -435,7 +444,14 @@ def test_a_tombstone_is_dropped():
     assert bare.fold.started is None
     task = Delivery(sequence=TASK, delivery=1, cause=4)
     found = decide_task(
-        bare.fold, task, (), accepts=["1"], now=NOW, ack_wait_s=ACK_WAIT_S, restart_limit=5
+        bare.fold,
+        task,
+        (),
+        agent=AGENT,
+        accepts=["1"],
+        now=NOW,
+        ack_wait_s=ACK_WAIT_S,
+        restart_limit=5,
     )
     assert found == Drop()
 

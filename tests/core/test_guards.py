@@ -34,6 +34,7 @@ from kit.build import (
 from kit.turns import agent_of, begun
 
 import worker.lease
+from journal.claims import Delivery, Drop, Take, decide_task
 from journal.codec import Damage
 from journal.doors import submit
 from journal.errors import Fenced, StaleSignal, StoreLocked, StoreUnavailable
@@ -46,6 +47,7 @@ from journal.stores.tasks import Task
 from runfold.testing import ScriptedModel, call, say
 from worker.agent import Agent, Complete, Continue, Next
 from worker.context import Call, Context
+from worker.dispatch import Dispatcher
 from worker.held import Held
 from worker.lease import Lease
 from worker.runner import run
@@ -86,8 +88,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def lease_of(told: Told, clock: Clock, ack_wait_s: float = 30) -> Lease:
-    task = Task(
+def task_at(clock: Clock) -> Task:
+    return Task(
         run_id=RUN,
         agent="helpdesk",
         cause=1,
@@ -99,7 +101,10 @@ def lease_of(told: Told, clock: Clock, ack_wait_s: float = 30) -> Lease:
         reply="",
         arrived=clock.now,
     )
-    return Lease(told, task, ack_wait_s)  # pyright: ignore[reportArgumentType]
+
+
+def lease_of(told: Told, clock: Clock, ack_wait_s: float = 30) -> Lease:
+    return Lease(told, task_at(clock), ack_wait_s)  # pyright: ignore[reportArgumentType]
 
 
 # ---- who may touch the message ------------------------------------------------------------------
@@ -408,3 +413,62 @@ async def test_a_write_of_a_reply_begins_only_when_the_one_before_it_is_over():
     agent = Agent("helpdesk", model=ScriptedModel(both, say("over")), tools=[pay])
     await run(FaultyStore(), agent, RUN, "go")
     assert most == [1, 1]
+
+
+# ---- a task that comes --------------------------------------------------------------------------
+
+
+def dispatcher_of(store: FaultyStore, told: Told, *, work: list[str]) -> Dispatcher:
+    async def handler(ctx: Context) -> Next:
+        work.append(ctx.run_id)
+        return Complete("over")
+
+    store.tasks = told  # pyright: ignore[reportAttributeAccessIssue]
+    return Dispatcher(
+        store,  # pyright: ignore[reportArgumentType]
+        "w3",
+        {"helpdesk": agent_of(handler)},
+        ack_wait_s=60,
+        restart_limit=5,
+        grace_s=1,
+        stubborn=lambda turn: None,
+    )
+
+
+async def test_answers_about_one_claim_claim_no_run_that_another_worker_took_meanwhile(
+    clock: Clock,
+):
+    told, work = Told(), list[str]()
+    store = await Log(started(revision=""), claimed("w1", task=1)).store(FaultyStore(shared=True))
+    store.answers |= {"w1": "no", "w2": "yes"}
+    store.faults[store.appends + 1] = lambda: write_as_other(store, claimed("w2", task=1))
+    await dispatcher_of(store, told, work=work).look(task_at(clock))
+    assert (work, told.log, store.asked) == ([], ["ack"], ["w1", "w2"])
+    assert await types_of(store) == ["run.started", "claim", "claim"]
+
+
+async def test_a_worker_that_stops_claims_nothing_and_gives_the_task_back(clock: Clock):
+    told, work = Told(), list[str]()
+    store = await Log(started()).store(FaultyStore(shared=True))
+    dispatcher = dispatcher_of(store, told, work=work)
+    dispatcher.draining = True
+    await dispatcher.look(task_at(clock))
+    assert (work, told.log) == ([], ["nak"])
+    assert await types_of(store) == ["run.started"]
+
+
+def test_a_task_of_another_agent_than_the_runs_claims_nothing():
+    decided = [
+        decide_task(
+            Log(started()).fold,
+            Delivery(sequence=7, delivery=1, cause=1),
+            [],
+            agent=agent,
+            accepts=("1",),
+            now="2026-01-02T03:04:05.678Z",
+            ack_wait_s=30,
+            restart_limit=5,
+        )
+        for agent in ("helpdesk", "another")
+    ]
+    assert decided == [Take("new"), Drop()]

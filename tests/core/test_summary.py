@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.build import (
+    AGENT,
     ALLOW,
     AT,
     RUN,
@@ -338,7 +339,13 @@ def decisions(fold: Fold) -> Iterator[Any]:
             yield answer(decide_claim, fold, answers, ack_wait_s=30.0, now=now)
             for task in (0, 7):
                 delivery = Delivery(sequence=task, delivery=2, cause=fold.n)
-                asked = {"accepts": ["1"], "now": now, "ack_wait_s": 30.0, "restart_limit": 2}
+                asked = {
+                    "agent": AGENT,
+                    "accepts": ["1"],
+                    "now": now,
+                    "ack_wait_s": 30.0,
+                    "restart_limit": 2,
+                }
                 yield answer(decide_task, fold, delivery, answers, **asked)
     for signal in signals_for(fold):
         for request_id in ("new", *fold.requests):

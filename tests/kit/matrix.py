@@ -412,12 +412,14 @@ class Play:
         n = (await self._read()).fold.n
 
         async def again() -> bool:
-            """The successor has looked again, twice."""
+            """Both workers, the zombie too, have looked at the run again."""
             entries = (await self.store.load(self.run)).entries
-            claims = [e for e in entries if e.record.n > n and isinstance(e.record, Claim)]
-            return len(claims) >= 2 or len(self._starts()[BOOK]) > 1
+            claims = {
+                e.record.by for e in entries if e.record.n > n and isinstance(e.record, Claim)
+            }
+            return len(claims) == 2 or len(self._starts()[BOOK]) > 1
 
-        await eventually(again, WAIT_S, what="the successor looks again")
+        await eventually(again, WAIT_S, what="both workers look again")
         self._touch("land")
 
     # ---- checking ---------------------------------------------------------------------------

@@ -129,7 +129,7 @@ async def test_a_server_that_is_gone_for_longer_than_any_patience_ends_no_worker
 ) -> None:
     """Also where it goes while the worker was asking it for something."""
     monkeypatch.setattr(jetstream_read, "READ_BUDGET_S", 0.3)
-    monkeypatch.setattr(service, "PAUSE_S", 0.2)
+    monkeypatch.setattr(service, "PAUSE_S", 1.0)
     stream = f"{crew.namespace.upper()}_TASKS"
     async with serving(crew) as (worker, task):
         await crew.api(f"$JS.API.CONSUMER.DELETE.{stream}.quick")
