@@ -13,9 +13,9 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -72,6 +72,7 @@ class Journal(Log):
         self.commit_steps = COMMIT_STEPS
         self.writing: set[int] = set()
         self.idle = asyncio.Event()
+        self.limits: dict[object, float] = {}
         self._given_up = False
         self._turn = asyncio.Lock()
         self._busy = False
@@ -206,7 +207,8 @@ class Journal(Log):
     def holds(self, run_id: RunId, claim: int) -> bool:
         """The answer to "do you hold it?": yes from before the claim until closing, and while a
         call of it may still run in this process (PROTOCOL 4)."""
-        return run_id == self.run_id and (self.calls_on() or not self._stopped)
+        running = self.calls_on() or bool(self.writing)
+        return run_id == self.run_id and (running or not self._stopped)
 
     def calls_on(self) -> bool:
         """Whether a write that was left to its thread still runs."""
@@ -306,6 +308,18 @@ class Journal(Log):
             step = self.fold.steps.get(call.step)
             if call.unsafe and step is not None and step.starts and step.completed is None:
                 await doubt(self, step.last)
+
+    @contextmanager
+    def bounded(self, seconds: float | None) -> Generator[None, None, None]:
+        """While inside, the turn or call is to end by then (`limits`: loop times). Who watches this
+        handle may give up what ignores its time limit (R56)."""
+        key = object()
+        if seconds is not None:
+            self.limits[key] = asyncio.get_running_loop().time() + seconds
+        try:
+            yield
+        finally:
+            self.limits.pop(key, None)
 
     def begin_turn(self) -> None:
         """What ended the last turn says nothing of the next one."""

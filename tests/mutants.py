@@ -1095,16 +1095,16 @@ MUTANTS = [
     Mutant(
         "any-depth",
         "children have children only so deep",
-        "worker/context.py",
-        "if started.depth >= CHILD_DEPTH_MAX:",
+        "worker/children.py",
+        "if parent.depth >= CHILD_DEPTH_MAX:",
         "if False:",
         CHILDREN + "test_depth_is_bounded_and_the_deepest_run_fails_with_a_recorded_reason",
     ),
     Mutant(
         "child-id",
         "the same spawn is the same child",
-        "worker/context.py",
-        'child = child_id(self.run_id, ids.name(name, "a child"))',
+        "worker/children.py",
+        'child = child_id(journal.run_id, ids.name(name, "a child"))',
         "child = ids.new_run_id()",
         TURNS + "test_the_errand_makes_each_call_once",
     ),
@@ -1203,7 +1203,7 @@ MUTANTS = [
         "journal/summary.py",
         "fold.mark(commit)",
         "fold.n = commit.record.n",
-        SUMMARY + "test_what_follows_must_chain_to_the_commit",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
     ),
     Mutant(
         "queued-forgotten",
@@ -1219,7 +1219,7 @@ MUTANTS = [
         "journal/heard.py",
         'if known.at >= oldest or known.name in ("approve", "reject")',
         "if known.at >= oldest",
-        SUMMARY + "test_a_decision_that_waits_for_its_gate_is_never_forgotten",
+        SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
     ),
     # ---- a run under a claim, and its task message ---------------------------------------------
     Mutant(
@@ -1294,7 +1294,7 @@ MUTANTS = [
         "journal/waits.py",
         "and revision not in fold.mismatched\n",
         "and True\n",
-        CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_nobody_holds",
+        GUARDS + "test_a_run_paused_over_changed_code_is_tried_by_other_code_only",
     ),
 ]
 

@@ -57,7 +57,8 @@ async def perform_tool(journal: Journal, tool: Tool, start: StepStarted) -> Step
     try:
         # a read that is past its time may go on in its thread: nobody waits for it
         keep = journal.abandoned.append if start.replay == "unsafe" else None
-        value = await invoke(tool, start.input, tool_call(journal, start), keep=keep)
+        with journal.bounded(tool.timeout_s):
+            value = await invoke(tool, start.input, tool_call(journal, start), keep=keep)
     except ToolError as error:
         return _declared(start, error)
     except Exception as error:
@@ -74,7 +75,8 @@ async def perform_call(
     """Make a turn handler's call. Other exceptions than ToolError are no result, of a safe call
     either: a keyed write may have taken effect."""
     try:
-        value = await limited(start.tool, timeout_s, fn(tool_call(journal, start)))
+        with journal.bounded(timeout_s):
+            value = await limited(start.tool, timeout_s, fn(tool_call(journal, start)))
     except ToolError as error:
         return _declared(start, error)
     except Exception as error:

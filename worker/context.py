@@ -16,23 +16,19 @@ from typing import TypeVar
 from msgspec import UNSET, Struct, structs
 
 from journal import ids, steps
-from journal.doors import start_in, started_body
 from journal.errors import (
-    BadPayload,
-    ChildFailed,
     ConcurrentUse,
     Fenced,
-    InputMismatch,
+    ReplayMismatch,
     RunCancelled,
     RunfoldError,
     StepFailed,
 )
-from journal.fold import SPAWN, Fold
+from journal.fold import Fold
 from journal.handle import Job, Journal
 from journal.ids import RunId
 from journal.inputs import decide_placing
-from journal.limits import CHILD_DEPTH_MAX, TOOL_TIMEOUT_S
-from journal.log import Log
+from journal.limits import TOOL_TIMEOUT_S
 from journal.messages import JSON
 from journal.records import (
     Asked,
@@ -44,13 +40,12 @@ from journal.records import (
 )
 from journal.stepping import Draining
 from journal.steps import Probe, completed_value, make_call
-from journal.stores.tasks_message import PRIORITIES
 from journal.unknown import Ways
-from journal.values import digest, marker_digest, normalise, recordable
-from journal.views import end_json
+from journal.values import marker_digest, normalise, recordable
 
 from .agent import Agent
 from .calls import AwaitDecisions, BoundReached, Unrecordable, perform_call, text_of
+from .children import answer_of, spawning
 from .tools import OnUnknown, Replay, ToolCall
 
 T = TypeVar("T")
@@ -116,17 +111,7 @@ class Context:
     async def child(self, run_id: RunId) -> JSON:
         """The answer of a child run that has ended. Raises ChildFailed where it has none, and
         LookupError while it runs: wait with `Continue(until_child=…)`."""
-        outcome = self.journal.fold.children.get(run_id)
-        if outcome is None:
-            raise LookupError(f"child run {run_id} has not ended, or is none of {self.run_id}")
-        if outcome.get("large"):
-            outcome = end_json((await Log.read(self.journal.store, run_id)).fold)
-        if outcome.get("status") == "completed":
-            return outcome.get("message")
-        raise ChildFailed(
-            f"child run {run_id} {outcome.get('status')}: {outcome.get('reason', '')}",
-            run_id=self.run_id,
-        )
+        return await answer_of(self.journal, run_id)
 
     async def heartbeat(self) -> None:
         """Raises RunCancelled or Fenced as soon as it is known; for long work between calls."""
@@ -144,6 +129,7 @@ class Context:
         """The recorded result of `fn`, a model request. What it raises is not recorded and ends
         the attempt (R45)."""
         (position,) = self._take(1)
+        self._check_moved(position)
         call = make_call(position, "model", "", None, unsafe=False)
 
         async def perform(start: StepStarted) -> StepCompleted:
@@ -183,6 +169,8 @@ class Context:
         for index, (position, call) in enumerate(zip(positions, calls, strict=True)):
             made = self._made(call, position)
             ways = self._ways(call, made)
+            if ways.honoured is None:
+                self._check_moved(position)
             if position not in journal.fold.steps and ways.honoured is None:
                 decided = self._decided(call, made)
                 if isinstance(decided, Asked):
@@ -206,7 +194,7 @@ class Context:
             "tool",
             ids.name(call.name, "a tool"),
             normalise(call.input, f"the input of {position}"),
-            unsafe=call.replay is Replay.UNSAFE,
+            unsafe=call.replay is not Replay.SAFE,
             timeout_s=call.timeout_s,
             policy=call.on_unknown,
         )
@@ -262,6 +250,8 @@ class Context:
         """The queued inputs of this mode, placed here: once and for ever, in order (R62). Those
         that an earlier attempt was told come first, at the first call."""
         (position,) = self._take(1)
+        if position in self.journal.fold.steps:
+            raise self._mismatch(position, "place_inputs")
 
         def due(fold: Fold) -> InputPlaced | None:
             # A call that was recorded behind this position was made without them.
@@ -289,37 +279,12 @@ class Context:
         same child. Its end wakes a `Continue(until_child=…)`; a failed or cancelled parent cancels
         its children (R57)."""
         (position,) = self._take(1)
-        child = child_id(self.run_id, ids.name(name, "a child"))
-        if priority not in PRIORITIES:
-            raise BadPayload(f"a priority is -1, 0 or 1, not {priority}", run_id=self.run_id)
-        started = self.journal.fold.started
-        assert started is not None
-        if started.depth >= CHILD_DEPTH_MAX:
-            raise InputMismatch(
-                f"run {self.run_id} is {started.depth} levels deep: it starts no child",
-                run_id=self.run_id,
-            )
-        value = normalise(input, f"the input of child {name}")
-        what = {"run": child, "agent": ids.name(agent, "an agent"), "input": value}
-        call = make_call(position, "tool", SPAWN, what, unsafe=False)
-        store = self.journal.store
-
-        async def perform(start: StepStarted) -> StepCompleted:
-            log = await Log.read(store, child, by=self.journal.worker)
-            body = started_body(
-                child,
-                agent,
-                value,
-                parent=self.run_id,
-                depth=started.depth + 1,
-                priority=priority,
-            )
-            await start_in(log, body)
-            await store.wake(child, agent, cause=1, priority=priority)
-            return StepCompleted(step=position, result=child)
-
-        completed = await self._engine(self.journal.step(call, perform))
-        return RunId(str(completed.result))
+        child, call, perform = spawning(
+            self.journal, position, agent, input, name=name, priority=priority
+        )
+        self._check_moved(position)
+        await self._engine(self.journal.step(call, perform))
+        return child
 
     # ---- the engine -------------------------------------------------------------------------
 
@@ -364,6 +329,28 @@ class Context:
             self.ended = self.ended or error
             raise
 
+    def _check_moved(self, position: str) -> None:
+        """A new call in front of a recorded one: the code has changed, and what stood here before
+        would be made again behind it (R43)."""
+        if position not in self.journal.fold.steps and (later := self.leftover()) is not None:
+            raise self._mismatch(position, f"a new call, in front of the one at {later}")
+
+    def _mismatch(self, position: str, attempted: str) -> ReplayMismatch:
+        step = self.journal.fold.steps.get(position)
+        last = step.last if step is not None and step.starts else None
+        recorded = f"{last.kind} {last.tool}".strip() if last is not None else "no call"
+        self.ended = self.ended or ReplayMismatch(
+            f"run {self.run_id}: at {position} the journal holds {recorded}; the code asks for "
+            f"{attempted}",
+            position=position,
+            recorded=recorded,
+            attempted=attempted,
+            run_id=self.run_id,
+            hint="the code changed under the run: bring the old code back to finish it",
+        )
+        assert isinstance(self.ended, ReplayMismatch)
+        return self.ended
+
     def leftover(self) -> str | None:
         """A recorded call behind the last one this turn asked for: the code has changed (R43)."""
         return _later(self.journal.fold, self.iteration, self._position)
@@ -384,11 +371,3 @@ def _result(completed: StepCompleted) -> ToolResult:
     if completed.interrupted is not UNSET:
         return ToolResult(interrupted=True, partial=completed.interrupted.partial)
     return ToolResult(output=completed.result)
-
-
-def child_id(run_id: RunId, name: str) -> RunId:
-    """`<run>.<name>`; where that is too long, a digest of both takes the end's place."""
-    plain = f"{run_id}.{name}"
-    if ids.valid_run_id(plain):
-        return RunId(plain)
-    return ids.run_id(f"{plain[:95]}.{digest(run_id, name)}")

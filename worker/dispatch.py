@@ -174,7 +174,8 @@ class Dispatcher:
                 await lease.ack()
             case NotMine(why):
                 log.debug("run %s is not for this worker: %s", run.run_id, why)
-                lease.nak(REVISIT_S)
+                # soon at first: in a mixed fleet the next worker may be the right one
+                lease.nak(min(REVISIT_S, 0.05 * 2 ** min(lease.task.delivery, 10)))
             case Leave():
                 lease.leave()
             case Drop():
@@ -194,7 +195,7 @@ class Dispatcher:
         assert started is not None
         key = await self._keys.take(started.key, run.run_id)
         if key is None:
-            lease.nak(1.0)
+            lease.nak(min(1.0, 0.1 * task.delivery))
             raise RunfoldError(f"another run of key {started.key} is active", run_id=run.run_id)
         about = run.fold.claim.n if run.fold.claim else 0
         restarts: list[int] = []

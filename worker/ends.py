@@ -241,6 +241,10 @@ class Ends:
         """End the run with a recorded reason; not while a write is unknown: a person is asked
         first."""
 
+        if not await self.settled():
+            await self._park_unknown()
+            return
+
         def record(fold: Fold) -> Commit | None:
             if fold.finished or fold.unknown() or fold.cancel is not None:
                 return None
@@ -254,14 +258,12 @@ class Ends:
             )
 
         await self.journal.append(record)
-        if self.journal.fold.unknown():
-            await self.park("reconcile")
 
     async def cancelled(self) -> None:
         """End a cancelled run. What is unknown is settled first: by its policy where no code is
         needed, else by a person."""
         journal = self.journal
-        if not await self._settled():
+        if not await self.settled():
             return await self._park_unknown()
 
         def record(fold: Fold) -> Commit | None:
@@ -275,12 +277,12 @@ class Ends:
 
     async def restart_limit(self, lost: int) -> None:
         """The run is what its holders were lost over: a retriable failure (R52)."""
-        if not await self._settled():
+        if not await self.settled():
             return await self._park_unknown()
         detail = f"{lost} workers in a row were lost without moving the run on"
         return await self.failed_attempt("restart_limit", detail)
 
-    async def _settled(self) -> bool:
+    async def settled(self) -> bool:
         """Settle what is unknown where its policy needs no code; False: a person is asked."""
         for step in self.journal.fold.unknown():
             if not await settle_without_code(self.journal, step):

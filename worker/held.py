@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -28,6 +28,8 @@ from .lease import Lease
 from .turns import carry_on
 
 log = logging.getLogger("runfold")
+DEAF_S = 1.0
+"""A call that has not ended so long after its time limit ignores it."""
 
 
 class Held:
@@ -61,6 +63,7 @@ class Held:
         self._ended = ended
         self._first = journal
         self._turn: asyncio.Task[None] | None = None
+        self._deaf = False
         self._told = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -133,7 +136,9 @@ class Held:
         forced = asyncio.create_task(self.forced.wait())
         try:
             await asyncio.wait(
-                [turn, forced], timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED
+                [turn, forced],
+                timeout=DEAF_S if self._deaf else self._grace_s,
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if not turn.done():
                 turn.cancel()
@@ -142,8 +147,7 @@ class Held:
             forced.cancel()
 
     def _name_stubborn(self, turn: asyncio.Task[None]) -> None:
-        frames = turn.get_stack(limit=1)
-        where = "".join(traceback.format_stack(frames[-1], limit=1)).strip() if frames else "?"
+        where = _place(turn)
         log.error("run %s: its task ignores that it was cancelled, in %s", self.run_id, where)
         self._stubborn(turn)
 
@@ -152,8 +156,8 @@ class Held:
         journal = self.journal
         error = None if not turn.done() or turn.cancelled() else turn.exception()
         try:
-            if journal.stop == "cancel" and (not turn.done() or turn.cancelled()):
-                await self._commit_cancelled(turn)
+            if (journal.stop == "cancel" or self._deaf) and (not turn.done() or turn.cancelled()):
+                await self._go_on_without(turn)
                 return
             match error:
                 case None if turn.done() and not turn.cancelled():
@@ -198,12 +202,13 @@ class Held:
             return
         await self._release()
 
-    async def _commit_cancelled(self, turn: asyncio.Task[None]) -> None:
-        """Nothing that the cancelled turn still returns is recorded: its handle has ended."""
+    async def _go_on_without(self, turn: asyncio.Task[None]) -> None:
+        """End a run that was cancelled, or whose turn ignored its time limit. Nothing that the old
+        turn still returns is recorded: its handle has ended."""
         writing = bool(self.journal.writing) and not turn.done()
         self.journal = self.journal.succeed()
         await self.journal.refresh()
-        await carry_on(self.journal, self.agent, attended=False, clock=self._clock)
+        await carry_on(self.journal, self.agent, attended=False, deaf=self._deaf, clock=self._clock)
         if writing:
             log.warning("run %s: a write of its cancelled turn still runs", self.run_id)
         await self._settle()
@@ -239,11 +244,16 @@ class Held:
         while not self.journal.lost:
             if await self._pause():
                 break
+            if self._past_limit():
+                self._deaf = True
+                break
             match await self._still_ours():
                 case True:
                     self._lease.renew()
                     self._lease.hold()
                 case False:
+                    self._lease.leave()
+                    await self._until_idle()  # what a running write comes to is told (R29)
                     break
                 case None:  # not known: the message is not held meanwhile
                     continue
@@ -259,7 +269,7 @@ class Held:
         try:
             await asyncio.wait(
                 [told, forced],
-                timeout=self._ack_wait_s / 3,
+                timeout=min(self._ack_wait_s / 3, self._limit_in_s()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -267,6 +277,15 @@ class Held:
             forced.cancel()
         self._told.clear()
         return self.forced.is_set()
+
+    def _limit_in_s(self) -> float:
+        """How long until what runs must have ended, with a little time to do so."""
+        limits = self.journal.limits.values()
+        ends_at = min(limits, default=math.inf) + DEAF_S
+        return max(0.0, ends_at - asyncio.get_running_loop().time())
+
+    def _past_limit(self) -> bool:
+        return self._limit_in_s() <= 0
 
     async def _still_ours(self) -> bool | None:
         """Read what was appended since; a cancellation among it is noted. None: can't be read."""
@@ -290,16 +309,28 @@ class Held:
 
     async def _until_idle(self) -> None:
         """A write that runs is let end: cut off, nobody would know what became of it."""
-        while self.journal.writing and not self.forced.is_set():
+        while self.journal.writing and not self.forced.is_set() and not self._past_limit():
             self._lease.hold()
             idle = asyncio.create_task(self.journal.idle.wait())
             forced = asyncio.create_task(self.forced.wait())
             try:
                 await asyncio.wait(
                     [idle, forced],
-                    timeout=self._ack_wait_s / 3,
+                    timeout=min(self._ack_wait_s / 3, self._limit_in_s()),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
             finally:
                 idle.cancel()
                 forced.cancel()
+
+
+def _place(task: asyncio.Task[None]) -> str:
+    """Where a suspended task is, innermost first (Task.get_stack knows only the outermost)."""
+    at, places = task.get_coro(), list[str]()
+    while at is not None:
+        frame = getattr(at, "cr_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            places.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
+        at = getattr(at, "cr_await", None)
+    return " < ".join(places[::-1][:4]) or "a place that can't be seen"

@@ -56,6 +56,7 @@ async def run(
     _check(log, agent)
     ended = outcome(log.fold) if log.fold.finished else None
     if ended is not None:
+        await pay(log)  # a crash may have come between the end and what it owes
         return ended
     while True:
         journal = await Journal.open(

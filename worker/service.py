@@ -33,6 +33,11 @@ from .watchdog import Watchdog
 log = logging.getLogger("runfold")
 PULL_S = 30.0
 PAUSE_S = 0.5
+YIELD_S = 0.03
+LATELY_S = 60.0
+"""Where priorities are in use, a pull for the lower ones waits this long for the higher ones'."""
+CUT_S = 1.5
+"""For settling what was cut off when the grace was over."""
 
 
 class Worker:
@@ -85,6 +90,7 @@ class Worker:
         self._waiting: list[tuple[int, int, Task]] = []
         self._order = itertools.count()
         self._backlog: dict[tuple[str, int], int] = {}
+        self._seen: dict[tuple[str, int], float] = {}
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
@@ -186,14 +192,14 @@ class Worker:
             log.warning("run %s did not come to its next step in time", held.run_id)
             held.forced.set()
         if self._works:
-            await asyncio.wait(list(self._works), timeout=3.0)
+            await asyncio.wait(list(self._works), timeout=CUT_S)
 
     async def _cut_off(self) -> None:
         """Leaving, in order or not: nothing of ours goes on."""
         for work in self._works:
             work.cancel()
         if self._works:
-            await asyncio.wait(list(self._works), timeout=3.0)
+            await asyncio.wait(list(self._works), timeout=CUT_S / 4)
         self.stubborn.update(work for work in self._works if not work.done())
 
     def _keep_stubborn(self, task: asyncio.Task[None]) -> None:
@@ -231,11 +237,18 @@ class Worker:
 
     async def _room_for(self, agent: str, priority: int) -> None:
         """Until there is room for work that nothing of a higher priority waits for."""
-        while self._free <= 0 or any(
-            self._backlog.get((agent, higher), 0) for higher in PRIORITIES if higher > priority
-        ):
-            self._changed.clear()
-            await self._changed.wait()
+        above = [(agent, higher) for higher in PRIORITIES if higher > priority]
+        while True:
+            while self._free <= 0 or any(self._backlog.get(one, 0) for one in above):
+                self._changed.clear()
+                await self._changed.wait()
+            recently = time.monotonic() - LATELY_S
+            used = sum(self._seen.get(one, 0.0) > recently for one in above)
+            if not used or self._free >= len(PRIORITIES) * len(self.agents):
+                return
+            await asyncio.sleep(YIELD_S * used)  # what is higher is pulled first
+            if self._free > 0 and not any(self._backlog.get(one, 0) for one in above):
+                return
 
     @property
     def _free(self) -> int:
@@ -244,14 +257,15 @@ class Worker:
     def _on_task(self, task: Task) -> None:
         self._heard = time.monotonic()
         self._backlog[task.agent, task.priority] = task.pending
+        self._seen[task.agent, task.priority] = self._heard
         if self._stopping.is_set():
             self._store.tasks.nak(task)
         elif len(self._works) < self._concurrency:
             self._begin(task)
-        elif len(self._waiting) < len(PRIORITIES) * len(self.agents):
+        elif task.priority > 0 and len(self._waiting) < len(self.agents):
             heapq.heappush(self._waiting, (-task.priority, next(self._order), task))
-        else:
-            self._store.tasks.nak(task)
+        else:  # pulled when there was room: what is higher may come before it
+            self._store.tasks.nak(task, YIELD_S)
 
     def _begin(self, task: Task) -> None:
         assert self._dispatcher is not None
@@ -278,7 +292,13 @@ class Worker:
             await asyncio.sleep(self._sweep_s * random.uniform(0.5, 1.5))
             try:
                 for statuses, cursor in cursors.items():
-                    done = await sweep(store, statuses=statuses, agents=revisions, after=cursor)
+                    done = await sweep(
+                        store,
+                        statuses=statuses,
+                        agents=revisions,
+                        held=self._dispatcher.held if self._dispatcher else (),
+                        after=cursor,
+                    )
                     cursors[statuses] = done.cursor
             except RunfoldError as error:
                 log.warning("the sweep was cut short: %s", error.message)

@@ -8,7 +8,7 @@ under a claim whose worker is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
@@ -44,12 +44,13 @@ async def sweep(
     *,
     statuses: frozenset[str] = RUNNING | RESTING,
     agents: Mapping[str, str] | None = None,
+    held: Collection[RunId] = (),
     after: RunId | None = None,
     runs_max: int = SWEEP_RUNS,
     fresh_s: float = FRESH_S,
 ) -> Swept:
     """Look at up to `runs_max` runs behind `after` with these statuses, and dispatch those of these
-    agents (name to revision; all where None) that nothing would move on.
+    agents (name to revision; all where None) that nothing would move on. `held`: by who asks.
 
     Raises StoreUnavailable."""
     dispatched: list[RunId] = []
@@ -58,7 +59,7 @@ async def sweep(
         if after is not None and run_id <= after:
             continue
         looked_at += 1
-        if await _dispatched(store, run_id, agents, fresh_s):
+        if run_id not in held and await _dispatched(store, run_id, agents, fresh_s):
             dispatched.append(run_id)
         if looked_at >= runs_max:
             return Swept(dispatched=tuple(dispatched), looked_at=looked_at, cursor=run_id)

@@ -56,6 +56,7 @@ async def carry_on(
     *,
     attended: bool,
     lost: int = 0,
+    deaf: bool = False,
     clock: Clock = utc_now,
 ) -> None:
     """Carry the run on until it has ended or waits; the claim has ended then, too.
@@ -63,6 +64,7 @@ async def carry_on(
     `attended`: somebody watches and runs it again: a failure or mismatch is raised to them. Else a
     failure is recorded and retried by the agent's policy, and a mismatch pauses the run. `lost`: so
     many holders in a row were lost: nothing of the run is called, that failure is recorded (R52).
+    `deaf`: the turn ignored its time limit and was left; that failure is recorded.
 
     Raises Fenced, Draining, StoreUnavailable, JournalDamaged, NewerVersion; attended also
     StepFailed, ReplayMismatch.
@@ -78,6 +80,10 @@ async def carry_on(
             await ends.restart_limit(lost)
         elif ends.over():
             await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
+        elif deaf:
+            deaf = False
+            what = "the turn ignored its time limit and its cancellation"
+            await ends.failed_attempt("step_failed", what)
         elif agent.handler is not None and fold.iteration >= agent.bounds.iterations:
             await ends.fail("iterations", f"{fold.iteration} turns made")
         else:
@@ -131,9 +137,11 @@ async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
     task = asyncio.current_task()
     assert task is not None
     try:
-        async with limit:
-            outcome = await play
+        with journal.bounded(ends.turn_limit_s()):
+            async with limit:
+                outcome = await play
     except (RunfoldError, AwaitDecisions, BoundReached, Unrecordable) as error:
+        await _writes_ended(journal)
         await journal.recover()
         if ctx.ended is not None and ctx.ended is not error:
             raise ctx.ended from error
@@ -141,25 +149,33 @@ async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
     except (Exception, asyncio.CancelledError) as error:
         if task.cancelling():  # whatever the handler made of it
             raise asyncio.CancelledError from error
+        await _writes_ended(journal)
         await journal.recover()
-        raise _what_ended(journal, ctx, error, limit.expired(), ends) from error
+        raise await _what_ended(journal, ctx, error, limit.expired(), ends) from error
+    await _writes_ended(journal)
     if ctx.ended is not None:
         raise ctx.ended
     if limit.expired():
-        raise _what_ended(journal, ctx, TimeoutError(), True, ends)
+        raise await _what_ended(journal, ctx, TimeoutError(), True, ends)
     if agent.handler is not None:
         _check_played(ctx, outcome)
     return outcome
 
 
-def _what_ended(
+async def _writes_ended(journal: Journal) -> None:
+    """A write that the handler did not await is waited for: while it runs, the run stays held."""
+    while journal.writing:
+        await journal.idle.wait()
+
+
+async def _what_ended(
     journal: Journal, ctx: Context, error: BaseException, expired: bool, ends: Ends
 ) -> Exception:
     """The exception for a turn that failed by its own code or its time."""
     if ctx.ended is not None:
         return ctx.ended
-    for step in journal.fold.unknown():  # the turn's end cut a write off
-        return indeterminate(journal, step.last)
+    if not await ends.settled():  # the turn's end cut a write off
+        return indeterminate(journal, journal.fold.unknown()[0].last)
     if expired and ends.over():
         return BoundReached("duration", "the run's time is over")
     what = f"{type(error).__name__}: {text_of(error)}"

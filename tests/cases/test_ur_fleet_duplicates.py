@@ -132,22 +132,6 @@ async def test_ur06_killed_twice_after_a_park(fleet: Workers) -> None:
     await fleet.check()
 
 
-async def test_ur06_runs_of_a_killed_worker_go_on_before_the_ack_wait(fleet: Workers) -> None:
-    """UR-06, R51: with an ack wait of 30 s a worker that holds 10 runs is killed: others go on with
-    them within seconds, because nobody answers for it any more."""
-    fleet.hold("lookup")
-    a = await fleet.worker(ack_wait_s=30)
-    runs = [f"r{n}" for n in range(10)]
-    await fleet.starts(dict.fromkeys(runs, plan([("lookup", {"hold": "lookup"})], ["charge"])))
-    await eventually(lambda: len(fleet.reads.lines()) == 10)
-    await fleet.worker(ack_wait_s=30)
-    fleet.go("lookup")
-    await fleet.kill(a)
-    await fleet.reaches(runs, {"completed"}, 8)
-    assert len(fleet.ledger.lines()) == 10
-    await fleet.check()
-
-
 async def _settled(fleet: Workers) -> bool:
     queue = await fleet.store.tasks.backlog("fleet")
     return queue.pending == queue.in_progress == 0

@@ -297,7 +297,6 @@ async def test_telling_the_parent_again_adds_nothing():
 
 
 @both
-@pytest.mark.xfail(strict=True, reason="run() returns a finished run's answer before it pays")
 async def test_running_a_child_that_has_ended_tells_its_parent_if_nobody_did(shared: bool):
     store = await begun(shared=shared)
     await run(store, parent, RUN)

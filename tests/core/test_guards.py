@@ -44,6 +44,7 @@ from journal.log import Log as RunLog
 from journal.records import Claim, Release
 from journal.stepping import Draining
 from journal.stores.tasks import Task
+from journal.waits import other_code_may
 from runfold.testing import ScriptedModel, call, say
 from worker.agent import Agent, Complete, Continue, Next
 from worker.context import Call, Context
@@ -472,3 +473,8 @@ def test_a_task_of_another_agent_than_the_runs_claims_nothing():
         for agent in ("helpdesk", "another")
     ]
     assert decided == [Take("new"), Drop()]
+
+
+def test_a_run_paused_over_changed_code_is_tried_by_other_code_only():
+    log = Log(started(revision=""), claimed("w1", revision="1"), parked("pause"))
+    assert [other_code_may(log.fold, revision) for revision in ("1", "2")] == [False, True]

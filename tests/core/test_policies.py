@@ -408,7 +408,6 @@ async def test_a_call_runs_again_only_if_recorded_and_declared_safe(
 
 
 @pytest.mark.parametrize("replay", ["unsafe", None, "UNSAFE"])
-@pytest.mark.xfail(strict=True, reason="whatever is not UNSAFE itself counts as safe")
 async def test_a_call_that_is_not_declared_safe_is_not_made_twice(replay: Any):
     store, calls = FaultyStore(), list[str]()
 

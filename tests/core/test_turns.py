@@ -532,7 +532,6 @@ async def look_for_inputs_then_pay(ctx: Context, world: World) -> None:
     await ctx.tool(world.call("pay", 10))
 
 
-@pytest.mark.xfail(strict=True, reason="place_inputs does not look whether a call stands there")
 async def test_inputs_in_the_place_of_a_call_are_a_mismatch():
     """Else the write behind it is made a second time."""
     store, version = FaultyStore(), Version(another_order)
@@ -545,7 +544,6 @@ async def test_inputs_in_the_place_of_a_call_are_a_mismatch():
     assert version.world.calls == ["pay"]
 
 
-@pytest.mark.xfail(strict=True, reason="place_inputs takes a position and leaves no trace of it")
 async def test_a_call_that_moved_up_because_inputs_are_not_looked_for_is_a_mismatch():
     """Else the write is made a second time, at a position that the journal does not know."""
     store, version = FaultyStore(), Version(look_for_inputs_then_pay)
@@ -779,7 +777,6 @@ async def test_a_write_that_the_handler_cut_off_itself_is_unknown(shared: bool, 
 
 
 @both
-@pytest.mark.xfail(strict=True, reason="the run is given up while a call of its turn still runs")
 async def test_a_write_that_the_handler_left_running_is_not_made_beside_itself(shared: bool):
     store, go, active, most = FaultyStore(shared=shared), asyncio.Event(), list[str](), list[int]()
     tasks: list[asyncio.Task[Any]] = []

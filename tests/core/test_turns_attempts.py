@@ -493,7 +493,6 @@ async def test_a_turn_that_is_too_long_in_a_write_leaves_the_write_unknown():
     assert calls == ["pay"]
 
 
-@pytest.mark.xfail(strict=True, reason="parked for a person: that overrules the policy")
 async def test_a_write_that_the_end_of_its_turn_cut_off_is_settled_by_its_policy():
     agent, calls = paying("interrupt")
     store = await begun()

@@ -1,4 +1,4 @@
-"""The crash matrix: its cells, and what is done in one and checked after it (R76).
+"""The crash matrix: what is done in a cell, and checked after it (R76).
 
 Two real worker processes on one real server work one run: safe tool, unsafe tool, safe tool,
 answer. Whoever first reaches the cell's place meets its fault there; the other one goes on.
@@ -11,14 +11,14 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from cases.zygote import Child, Zygote
 from kit.ledger import Ledger
+from kit.matrix_cells import ANSWER, BOOK, PERSON, STEPS, Cell
 from kit.waiting import eventually
 
 from journal import doors
@@ -26,151 +26,13 @@ from journal.errors import RunFinished, StaleSignal
 from journal.fold import Fold
 from journal.ids import RunId
 from journal.log import Log
-from journal.records import Claim, RunCompleted, Signal, StepCompleted, StepStarted
+from journal.records import Claim, Park, RunCompleted, Signal, StepCompleted, StepStarted
 from journal.step_state import StepState
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.jetstream_streams import tasks_name
 from journal.stores.nats_waiting import Incoming
 
-Policy: TypeAlias = Literal["reconcile", "interrupt", "probe"]
-POLICIES: tuple[Policy, ...] = ("reconcile", "interrupt", "probe")
-STEPS = {"first": "tool/1/0/alpha", "unsafe": "tool/2/0/book", "after": "tool/3/0/gamma"}
-BOOK = STEPS["unsafe"]
-ANSWER = "3 calls: one, three."
-PERSON = "a person's word"
 WAIT_S = 30.0
-
-PLACES = {
-    "intent": "after step.started {step}",
-    "in-before": "in {step} before",
-    "in-after": "in {step} after",
-    "unrecorded": "before step.completed {step}",
-    "recorded": "after step.completed {step}",
-}
-UNKNOWN = ("intent", "in-before", "in-after", "unrecorded")
-"""At the unsafe step: nobody can know whether it happened."""
-
-
-class Cell(NamedTuple):
-    """`fault`: kill; zombie-beside, -parked, -after: stopped past the ack wait, and let go on while
-    the successor works, while the run waits for a person, after it has ended. Of a signaller:
-    kill-repeat, kill-sweep, zombie: what brings the wake. none: the crash-free run."""
-
-    seam: str
-    at: str
-    fault: str
-    policy: Policy
-
-    @property
-    def id(self) -> str:
-        return "-".join(word for word in self if word)
-
-    @property
-    def place(self) -> str:
-        match self.seam, self.at:
-            case ("before-claim", at):
-                return f"before claim {'new' if at == 'first' else 'retry'}"
-            case ("claimed", at):
-                return f"after claim {'new' if at == 'first' else 'retry'}"
-            case ("committed", "end"):
-                return "after run.completed"
-            case ("committed", at):
-                return f"after commit {list(STEPS).index(at)}"
-            case ("parked", "reconcile" | "approval"):
-                return f"after park {self.at}"
-            case ("parked", _):
-                return "after park retry"
-            case ("unacked", _):
-                return "before ack"
-            case ("unwoken" | "none", _):
-                return "nowhere"
-            case ("heartbeat", _):
-                return "after heartbeat"
-            case ("lingers", _):
-                return PLACES["in-before"].format(step=BOOK)
-            case _:
-                return PLACES[self.seam].format(step=STEPS[self.at])
-
-    @property
-    def unknown(self) -> bool:
-        return self.seam in UNKNOWN and self.at == "unsafe"
-
-    @property
-    def trigger(self) -> str:
-        if self.at == "reconcile":
-            return "write"
-        if self.seam == "heartbeat":
-            return "slow"
-        again = self.seam in ("before-claim", "claimed") and self.at != "first"
-        if again or (self.seam == "parked" and self.at in STEPS):
-            return f"model {list(STEPS).index(self.at) + 1}"
-        return ""
-
-    @property
-    def approval(self) -> bool:
-        return self.at in ("approval", "approve")
-
-    @property
-    def person(self) -> bool:
-        """Whether a person must settle the unsafe call."""
-        return self.at == "reconcile" or (self.unknown and self.policy == "reconcile")
-
-    @property
-    def asks(self) -> bool:
-        return self.person or (self.seam == "lingers" and self.policy == "reconcile")
-
-    @property
-    def rests(self) -> bool:
-        """Whether the claim had ended when the fault came: no newer one tells that time is over."""
-        return self.seam in ("parked", "unacked") or self.at == "end"
-
-    @property
-    def taken_over(self) -> bool:
-        """Whether another worker must have claimed the run: not where it had ended, nor where the
-        zombie is back in time to do so itself."""
-        ended = self.seam == "unacked" or self.at == "end"
-        back = self.seam == "parked" and self.fault == "zombie-parked"
-        return not (ended or back or self.seam in ("unwoken", "none"))
-
-    @property
-    def zombie(self) -> bool:
-        return self.fault.startswith("zombie")
-
-
-def cells() -> list[Cell]:
-    """All that mean something. Not: `beside` where the successor has nothing left to work on;
-    `beside` and `after` of a probed call: the probe waits for the end of that call (R22), so the
-    zombie is let go on while the run is parked for it."""
-    found = [Cell("none", at, "none", policy) for policy in POLICIES for at in ("", "approve")]
-    for policy in POLICIES:
-        for seam in PLACES:
-            for at in STEPS:
-                cell = Cell(seam, at, "kill", policy)
-                if cell.unknown and policy == "reconcile":
-                    found += _with(seam, at, policy, "beside", "parked", "after")
-                elif cell.unknown and policy == "probe":
-                    found += _with(seam, at, policy, "parked")
-                else:
-                    found += _with(seam, at, policy, "beside", "after")
-        for seam in ("before-claim", "claimed", "committed", "parked"):
-            for at in STEPS:
-                found += _with(seam, at, policy, "beside", "after")
-        found += _with("committed", "end", policy, "after")
-        found += _with("unacked", "", policy, "after")
-        found += _with("parked", "approval", policy, "beside", "parked", "after")
-        found += _with("heartbeat", "first", policy, "beside", "after")
-        unwoken = ("kill-repeat", "kill-sweep", "zombie")
-        found += [Cell("unwoken", "approve", fault, policy) for fault in unwoken]
-    found += _with("parked", "reconcile", "reconcile", "beside", "parked", "after")
-    found += [Cell("unwoken", "reconcile", fault, "reconcile") for fault in unwoken]
-    found += [Cell("lingers", "unsafe", "zombie-parked", p) for p in ("probe", "reconcile")]
-    return found
-
-
-def _with(seam: str, at: str, policy: Policy, *zombies: str) -> Iterator[Cell]:
-    yield Cell(seam, at, "kill", policy)
-    for when in zombies:
-        yield Cell(seam, at, f"zombie-{when}", policy)
 
 
 class Taken(NamedTuple):
@@ -296,7 +158,8 @@ class Play:
     async def _step(self) -> None:
         """Wait for what asks something of the test, and do it."""
         what = await eventually(self._what, WAIT_S, what="the run ends or asks for something")
-        fold = (await self._log_now()).fold
+        assert self._log is not None
+        fold = self._log.fold  # as `_what` saw it
         match what:
             case "finished":
                 return
@@ -307,7 +170,8 @@ class Play:
             case "approve":
                 (ask,) = fold.asked()
                 await self._tell("approve", {"marker": ask.marker})
-            case "reconcile":
+            case _:
+                assert what == "reconcile"
                 assert self.cell.asks, "a person is asked, where the policy is another"
                 (unknown,) = fold.unknown()
                 said: dict[str, Any] = {"outcome": "done", "result": PERSON}
@@ -412,12 +276,11 @@ class Play:
         n = (await self._read()).fold.n
 
         async def again() -> bool:
-            """Both workers, the zombie too, have looked at the run again."""
+            """Both workers, the zombie too, have taken the run up again, and left it."""
             entries = (await self.store.load(self.run)).entries
-            claims = {
-                e.record.by for e in entries if e.record.n > n and isinstance(e.record, Claim)
-            }
-            return len(claims) == 2 or len(self._starts()[BOOK]) > 1
+            news = [entry.record for entry in entries if entry.record.n > n]
+            parked = {record.by for record in news if isinstance(record, Park)}
+            return len(parked) == 2 or len(self._starts()[BOOK]) > 1
 
         await eventually(again, WAIT_S, what="both workers look again")
         self._touch("land")
@@ -647,9 +510,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
-        return [(key, _plain(item)) for key, item in value.items()]
+        return [(key, _plain(item)) for key, item in cast("dict[Any, Any]", value).items()]
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast("list[Any]", value)]
     if type(value).__name__ == "ModelReply":
         return _plain(value.completed)
     return value

@@ -1,7 +1,7 @@
 """R76: wherever a worker or a signaller is lost, or stops and comes back writing, its run ends with
 the same answer, each unsafe call is started at most once a permit, and nobody is left waiting.
 
-Cells run many at a time, in the background; each test waits for its own. `kit.matrix` has them.
+Cells (`kit.matrix_cells`) run many at a time, in the background; each test waits for its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 from cases.zygote import Zygote
-from kit.matrix import Cell, Ground, Play, cells
+from kit.matrix import Ground, Play
+from kit.matrix_cells import Cell, cells
 from kit.servers import NatsServer
 
 from journal.stores.provision import provision

@@ -19,11 +19,12 @@ from kit.waiting import eventually
 
 from journal.ids import RunId
 from journal.log import Log
-from journal.records import Claim, Park, StepCompleted, StepStarted
+from journal.records import Claim, Park, Signal, StepCompleted, StepStarted
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
 from journal.views import Cancelled, Completed, Failed, RunState
 from runfold.testing import ScriptedModel, call, say
+from worker import runner
 from worker.agent import Agent, Bounds, Complete, Continue, Fail, Next, Pause, Retry, turn
 from worker.context import Call, Context
 from worker.fleet import Fleet, connect
@@ -295,7 +296,6 @@ def clinging(deadlines: dict[str, float], end: asyncio.Event, *, call: str) -> A
     [({"turn_timeout_s": 0.5}, "step_failed"), ({"duration_s": 0.5}, "duration")],
     ids=["turn", "duration"],
 )
-@pytest.mark.xfail(strict=True, reason="whoever ignores the cancellation is waited for")
 async def test_code_that_ignores_its_cancellation_stretches_no_deadline(
     site: Site, deadlines: dict[str, float], reason: str
 ):
@@ -310,7 +310,6 @@ async def test_code_that_ignores_its_cancellation_stretches_no_deadline(
 
 
 @pytest.mark.parametrize("cancels", [False, True])
-@pytest.mark.xfail(strict=True, reason="whoever ignores the cancellation is waited for")
 async def test_a_write_that_ignores_its_time_limit_is_unknown_when_that_is_over(
     site: Site, cancels: bool
 ):
@@ -447,14 +446,12 @@ async def test_with_one_slot_a_high_task_goes_before_earlier_normal_ones(site: S
     assert await started_in_order(site, tasks) == ["high", "normal0", "normal1", "normal2"]
 
 
-@pytest.mark.xfail(strict=False, reason="how many wait is known of the last one that was pulled")
 async def test_with_one_slot_all_high_tasks_go_before_earlier_normal_ones(site: Site):
     tasks = {"normal0": 0, "normal1": 0} | {f"high{n}": 1 for n in range(4)}
     expected = ["high0", "high1", "high2", "high3", "normal0", "normal1"]
     assert await started_in_order(site, tasks) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="an idle pull of low ones is filled when the slot is taken")
 async def test_with_one_slot_a_low_task_goes_after_later_normal_ones(site: Site):
     tasks = {"low": -1, "normal0": 0, "normal1": 0, "normal2": 0}
     assert await started_in_order(site, tasks) == ["normal0", "normal1", "normal2", "low"]
@@ -538,6 +535,36 @@ async def test_a_cancelled_parent_cancels_the_call_that_its_child_makes(site: Si
     await site.until("p", "cancelled")
     assert isinstance((await site.until("p.kid", "cancelled")).outcome, Cancelled)
     assert door.cut.is_set()
+
+
+async def test_a_parent_whose_childs_end_was_never_told_is_found_by_the_sweep(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    """Its holder died between the child's last record and the signal."""
+
+    @turn("kid")
+    async def kid(ctx: Context) -> Next:
+        return Complete("from the kid")
+
+    async def dies(log: Log) -> None:
+        raise Died
+
+    class Died(Exception):
+        pass
+
+    parent, _ = family(kid)
+    await site.worker(parent)
+    await site.fleet.start("parent", 1, run_id="p")
+    await site.until("p", "waiting")
+    monkeypatch.setattr(runner, "pay", dies)
+    with pytest.raises(Died):
+        await runner.run(site.fleet.store, kid, "p.kid")
+    assert (await site.fleet.get("p.kid")).status == "completed"
+    assert (await site.fleet.get("p")).status == "waiting"
+    found = (await site.until("p", "completed", 20)).outcome
+    assert isinstance(found, Completed) and found.message.content == "from the kid"
+    signals = [r for r in await site.records("p") if isinstance(r, Signal)]
+    assert [r.name for r in signals] == ["child"]
 
 
 async def test_depth_is_bounded_and_every_level_ends(site: Site):
