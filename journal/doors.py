@@ -123,7 +123,7 @@ async def signal(
     wanted = parse_signal(name, payload, worker=worker)
     given = parse_request_id(request_id if request_id is not None else wanted.request_id or None)
     request = given or f"{name}:{secrets.token_hex(8)}"
-    journal = await Log.read(store, run_id, by=by)
+    journal = await Log.resumed(store, ids.run_id(run_id), by=by)
     journal.check_runnable()
     # Not asked again at a new tail: a holder that comes later can't be inside a start made before
     # it came, and a start it makes is not the one this signal is then about.
@@ -175,7 +175,7 @@ async def submit(
     """
     request = parse_request_id(request_id) or f"input:{secrets.token_hex(8)}"
     body = input_body(request, mode, normalise(content, "the input"))
-    log = await Log.read(store, run_id, by=by)
+    log = await Log.resumed(store, ids.run_id(run_id), by=by)
     log.check_runnable()
 
     def due(fold: Fold) -> Input | None:
@@ -187,6 +187,8 @@ async def submit(
 
     written = await log.append(due)
     await announce(log, "input")
+    if written is None:  # what an old one said stands only in the whole journal
+        log = await Log.read(store, run_id)
     return input_state(log.fold.inputs[request], created=written is not None)
 
 

@@ -165,7 +165,7 @@ def status(fold: Fold, *, held: bool = False, now: str = "") -> Status:
             pass
     if held or fold.claim is not None or runnable(fold, now):
         return "running"
-    if fold.unknown():
+    if any(step.needs_person for step in fold.open.values()):
         return "indeterminate"
     if fold.wait is not None and fold.wait.resume:
         return "paused"

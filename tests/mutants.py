@@ -581,7 +581,7 @@ MUTANTS = [
         "cancel-beside-unknown",
         "a cancelled run does not end before its write is settled",
         "worker/ends.py",
-        "if not await self._settled():\n            return await self._park_unknown()\n\n"
+        "if not await self.settled():\n            return await self._park_unknown()\n\n"
         "        def",
         "if False:\n            return await self._park_unknown()\n\n        def",
         POLICIES + "test_an_interrupted_write_does_not_hold_up_a_cancelled_run",
@@ -1259,7 +1259,7 @@ MUTANTS = [
         "a message is held only after the tail was read",
         "worker/held.py",
         "case None:  # not known: the message is not held meanwhile\n                    continue",
-        "case None:\n                    self._lease.renew()\n"
+        "case None:\n                    self._lease.renew(asked_at)\n"
         "                    self._lease.hold()",
         GUARDS + "test_a_message_is_held_only_once_the_tail_was_read",
     ),

@@ -236,6 +236,8 @@ class Dispatcher:
             stubborn=self._stubborn,
             ended=key,
         )
+        if (earlier := self.held.get(run.run_id)) is not None:
+            self._lingering.append(earlier)  # its write may still run in a thread
         self.held[run.run_id] = held
         if self.draining:
             held.drain()

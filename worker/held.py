@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -247,19 +248,19 @@ class Held:
             if self._past_limit():
                 self._deaf = True
                 break
+            asked_at = time.monotonic()
             match await self._still_ours():
                 case True:
-                    self._lease.renew()
+                    self._lease.renew(asked_at)
                     self._lease.hold()
                 case False:
                     self._lease.leave()
-                    await self._until_idle()  # what a running write comes to is told (R29)
-                    break
+                    break  # what a running write comes to is told (R29)
                 case None:  # not known: the message is not held meanwhile
                     continue
             if self.journal.stop == "cancel":
-                await self._until_idle()
                 break
+        await self._until_idle()  # cut off, nobody would know what became of a write
         turn.cancel()
 
     async def _pause(self) -> bool:
@@ -308,7 +309,7 @@ class Held:
         return True
 
     async def _until_idle(self) -> None:
-        """A write that runs is let end: cut off, nobody would know what became of it."""
+        """A write that runs is let end, within its time limit and the grace."""
         while self.journal.writing and not self.forced.is_set() and not self._past_limit():
             self._lease.hold()
             idle = asyncio.create_task(self.journal.idle.wait())

@@ -28,11 +28,11 @@ class Lease:
         """Whether the message is surely still ours to touch."""
         return not self._over and time.monotonic() - self._held_at < self._ack_wait_s / 2
 
-    def renew(self) -> None:
-        """After the tail was read and the run is still ours: a lapsed delivery counts again. The
-        server takes the in-progress of any delivery of the message."""
+    def renew(self, asked_at: float) -> None:
+        """The tail that was asked for then (monotonic) said the run is ours: a lapsed delivery
+        counts again from there. The server takes the in-progress of any delivery of the message."""
         if not self._over:
-            self._held_at = time.monotonic()
+            self._held_at = max(self._held_at, asked_at)
 
     def hold(self) -> None:
         """Tell the server that the work goes on."""

@@ -14,11 +14,12 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from journal import ids, limits
-from journal.errors import RunfoldError
+from journal.errors import RunfoldError, StoreUnavailable
 from journal.ids import RunId
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
@@ -33,6 +34,7 @@ from .watchdog import Watchdog
 log = logging.getLogger("runfold")
 PULL_S = 30.0
 PAUSE_S = 0.5
+STALE_S = 0.2
 YIELD_S = 0.03
 LATELY_S = 60.0
 """Where priorities are in use, a pull for the lower ones waits this long for the higher ones'."""
@@ -91,6 +93,7 @@ class Worker:
         self._order = itertools.count()
         self._backlog: dict[tuple[str, int], int] = {}
         self._seen: dict[tuple[str, int], float] = {}
+        self._opened: dict[tuple[str, int], float] = {}
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
@@ -220,6 +223,7 @@ class Worker:
     async def _pull_once(
         self, store: JetStreamStore, puller: Puller, agent: str, priority: int
     ) -> None:
+        self._opened[agent, priority] = time.monotonic()
         shares = len(PRIORITIES) * len(self.agents)
         batch = max(1, self._free // shares)
         end = await puller.pull(batch, expires_s=PULL_S)
@@ -232,23 +236,38 @@ class Worker:
             self._problem = f"its tasks can't be pulled: {end.text}"
             log.warning("tasks of agent %s can't be pulled: %s", agent, end.text)
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
-            await store.tasks.ensure(agent, ack_wait_s=self._ack_wait_s)
-            self._problem = ""
+            try:
+                await store.tasks.ensure(agent, ack_wait_s=self._ack_wait_s)
+                self._problem = ""
+            except StoreUnavailable as error:  # only a connection closed for good ends a worker
+                log.warning("the consumers of agent %s can't be made: %s", agent, error.message)
 
     async def _room_for(self, agent: str, priority: int) -> None:
         """Until there is room for work that nothing of a higher priority waits for."""
         above = [(agent, higher) for higher in PRIORITIES if higher > priority]
         while True:
-            while self._free <= 0 or any(self._backlog.get(one, 0) for one in above):
+            while self._free <= 0 or self._waits_for(above):
                 self._changed.clear()
-                await self._changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STALE_S if self._free > 0 else None):
+                        await self._changed.wait()
             recently = time.monotonic() - LATELY_S
             used = sum(self._seen.get(one, 0.0) > recently for one in above)
             if not used or self._free >= len(PRIORITIES) * len(self.agents):
                 return
             await asyncio.sleep(YIELD_S * used)  # what is higher is pulled first
-            if self._free > 0 and not any(self._backlog.get(one, 0) for one in above):
+            if self._free > 0 and not self._waits_for(above):
                 return
+
+    def _waits_for(self, above: list[tuple[str, int]]) -> bool:
+        """Whether tasks of these consumers are known to wait. What a delivery said of them is old
+        news once a pull has been open for a while without another: other workers took them."""
+        now = time.monotonic()
+        return any(
+            self._backlog.get(one, 0)
+            and now - max(self._seen.get(one, 0.0), self._opened.get(one, now)) < STALE_S
+            for one in above
+        )
 
     @property
     def _free(self) -> int:

@@ -130,7 +130,7 @@ async def test_a_delivery_is_touched_for_half_the_ack_wait_and_again_once_it_is_
     clock.now += 15
     await touch(lease)
     assert told.log == ["in_progress"] * 2
-    lease.renew()
+    lease.renew(clock.now)
     await lease.ack()
     assert told.log == ["in_progress", "in_progress", "ack"]
 
@@ -149,7 +149,7 @@ async def test_a_message_that_was_left_or_settled_is_never_touched_again(
         case _:
             lease.nak()
     before = list(told.log)
-    lease.renew()
+    lease.renew(clock.now)
     await touch(lease)
     assert told.log == before
 

@@ -27,5 +27,6 @@ class Ledger:
         """(run, step, args) of each effect in order; only those of `run` where one is given."""
         if not self.path.exists():
             return []
-        found = [tuple(json.loads(line)) for line in self.path.read_text().split("\n") if line]
+        whole = self.path.read_text().rpartition("\n")[0]  # one that is being written is not yet
+        found = [tuple(json.loads(line)) for line in whole.split("\n") if line]
         return [line for line in found if run is None or line[0] == run]

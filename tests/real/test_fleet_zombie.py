@@ -184,6 +184,7 @@ async def test_a_zombies_write_that_is_still_running_changes_nothing(crew: Crew,
     assert run.outcome.message.content == "by me" and crew.effects("run") == []
     crew.let_go("write")
     await holds_nothing(crew, zombie)
+    assert [one for one in tap.settled(taken.sent) if one[1] == taken.claim.task] == []
     assert not any(
         record.by == zombie.id for record in after(await crew.records("run"), taken.claim)
     )
@@ -201,7 +202,7 @@ async def test_a_permitted_retry_does_not_run_beside_the_write_of_a_zombie(
     await crew.reaches(place, zombie)
     await zombie.freeze()
     successor = await crew.worker(agent, "reader")
-    await crew.claimed_by("run", successor)
+    claim, sent = await crew.claimed_by("run", successor), len(tap.sent)
     await crew.status("run", "indeterminate")
     zombie.thaw()
     await knows_it(zombie)
@@ -213,6 +214,7 @@ async def test_a_permitted_retry_does_not_run_beside_the_write_of_a_zombie(
         return sum(isinstance(r, Park) and r.why == "retry" for r in records) >= 2
 
     await eventually(looked_again, 20, what="the retry was put off twice")
+    assert [one for one in tap.settled(sent) if one[1] == claim.task] == []
     crew.let_go(place, zombie)
     await crew.status("run", "completed")
     assert [(name, of) for name, of, _ in crew.effects("run")] == [("run", step)]
