@@ -110,11 +110,10 @@ def matrix(
 ) -> Iterator[Matrix]:
     with Zygote() as zygote:
         matrix = Matrix(server.url, zygote, tmp_path_factory.mktemp("matrix"))
-        if "PYTEST_XDIST_WORKER" not in os.environ:  # there each process plays what it is given
-            for item in request.session.items:
-                params = getattr(item, "callspec", None)
-                if item.path == request.path and params is not None:
-                    matrix.ask(params.params["cell"])
+        for item in request.session.items:  # this file's tests are one process's (loadfile)
+            params = getattr(item, "callspec", None)
+            if item.path == request.path and params is not None:
+                matrix.ask(params.params["cell"])
         yield matrix
         matrix.end()
 
