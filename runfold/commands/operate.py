@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -17,6 +17,7 @@ from worker.fleet import Fleet
 from worker.server import EmbeddedServer
 
 from ..bench import Bench, render
+from ..bench_fleet import FleetBench, render_fleet
 from ..diagnosis import Diagnosis, diagnose
 from ..frame import UsageProblem, execute
 from ..options import (
@@ -149,17 +150,24 @@ def _print_safety(found: Safety) -> None:
 
 
 def bench(
+    what: Annotated[
+        Literal["steps", "fleet"],
+        typer.Argument(help="steps: a durable step; fleet: workers, approvals, takeovers."),
+    ] = "steps",
     quick: Annotated[bool, typer.Option("--quick", help="Under 40 s, rougher.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Durable steps beside the raw appends they stand on, on this machine, as ratios (R81)."""
+    """Runfold beside the raw appends it stands on, on this machine, as ratios (R81, R83)."""
 
     async def body() -> int:
-        result: dict[str, Any] = await Bench(quick=quick, progress=note).run()
+        if what == "fleet":
+            result: dict[str, Any] = await FleetBench(quick=quick, progress=note).run()
+        else:
+            result = await Bench(quick=quick, progress=note).run()
         if json:
             emit_json(result)
         else:
-            for line in render(result):
+            for line in render_fleet(result) if what == "fleet" else render(result):
                 say(line)
         return 0
 

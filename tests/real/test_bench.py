@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from runfold.bench import render
+from runfold.bench_fleet import render_fleet
 
 pytestmark = pytest.mark.real
 
@@ -91,3 +92,24 @@ def working_directory(pid: str) -> str:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:  # ended meanwhile, or another account's
         return ""
+
+
+def test_the_fleet_is_measured_beside_the_raw_floor(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("runfold"), "bench", "fleet", "--quick", "--json"],
+        capture_output=True,
+        timeout=200,
+        check=False,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rates = {"runs_s", "steps_s", "records_s", "floor_appends_s", "records_over_floor"}
+    assert found["workers_1"].keys() == found["workers_2"].keys() == rates
+    for name in ("start_to_first_step_ms", "approve_to_next_step_ms"):
+        assert 0 < found[name]["p50"] <= found[name]["p99"]
+    for name in ("takeover_s", "hand_over_s"):
+        assert 0 <= found[name]["p50"] <= found[name]["max"]
+    assert len(render_fleet(found)) == 7
+    assert list(tmp_path.iterdir()) == []
