@@ -17,11 +17,12 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from . import ids
 from .errors import IndeterminateError, JournalDamaged, RunfoldError, TooLarge, ToolError
 from .fold import Fold
+from .grouped import Job, all_steps
 from .ids import RunId
 from .limits import ACK_WAIT_S, COMMIT_STEPS, PROGRESS_BYTES_MAX
 from .log import Body, Log
@@ -35,8 +36,6 @@ from .unknown import NO_WAYS, Ways, doubt
 from .values import canonical, normalise, recordable
 
 log = logging.getLogger("runfold")
-Job: TypeAlias = tuple[Call, Perform, Ways]
-"""A step to make: the call, who performs it, what settles it otherwise."""
 
 
 class Journal(Log):
@@ -45,10 +44,11 @@ class Journal(Log):
     `async with await Journal.open(store, run_id, is_write=…) as journal`, then
     `await journal.run_step(…)` for each durable step, one after another.
 
-    `attempted`: starts whose calls this handle has made. `writing`: unsafe ones that run now.
-    `abandoned`: writes left to their threads. `late`: a write of ours whose result came after the
-    run was taken over. `commit_steps`: the built-in loop commits after so many. `stop`: why nothing
-    new may start here.
+    `attempted`: starts whose calls this handle has made. `writing`: unsafe ones that run now;
+    `left`: those that ran when an earlier handle ended. `writes`: unsafe calls from before their
+    start is appended until their result is; `idle`: there are none. `abandoned`: writes left to
+    their threads. `late`: a write of ours whose result came after the run was taken over.
+    `commit_steps`: the built-in loop commits after so many. `stop`: why nothing new may start here.
     (A Log with a lock or claim, so it inherits: delegation would only repeat each name.)
     """
 
@@ -71,9 +71,12 @@ class Journal(Log):
         self.stop: Stop | None = None
         self.commit_steps = COMMIT_STEPS
         self.writing: set[int] = set()
+        self.left: set[int] = set()
+        self.writes = 0
         self.idle = asyncio.Event()
         self.limits: dict[object, float] = {}
         self._given_up = False
+        self._inside: asyncio.Task[Any] | None = None
         self._turn = asyncio.Lock()
         self._busy = False
         self._ended_by: RunfoldError | None = None
@@ -158,14 +161,23 @@ class Journal(Log):
         """A fresh handle under the same claim, for ending the run when a call can't be stopped:
         nothing that the old one is still asked to append is appended."""
         other = type(self).claimed(
-            self,
+            self._snapshot(),
             self.fold.claims[self.claim],
             is_write=self.is_write,
             ack_wait_s=self.ack_wait_s,
         )
         other.attempted, other.abandoned = self.attempted, self.abandoned
-        self._stopped = True
+        other.left = self.left | self.writing
+        self.give_up()
         return other
+
+    def _snapshot(self) -> Log:
+        """This journal as it is, for another handle: what is still under way here must not move
+        the other's state."""
+        log = Log(self.store, self.run_id, by=self.by)
+        log.fold, log.tail, log.torn = self.fold.copy(), self.tail, self.torn
+        log.restart_at = self.restart_at
+        return log
 
     async def close(self, reason: str = "stopped") -> None:
         """Give the run up: wait for calls that were left to their threads, write a `release` under
@@ -187,11 +199,23 @@ class Journal(Log):
     async def _wait_out(self) -> bool:
         """A thread can't be stopped. While one still runs a write of this run, the run stays held,
         so that no permitted retry runs beside it. True: cancelled meanwhile."""
-        cancelled = False
+        cancelled = await self._end_writes()
         while running := [call for call in self.abandoned if not call.done()]:
             log.warning("run %s: waiting for a call that is past its time limit", self.run_id)
             try:
                 await asyncio.wait([asyncio.wrap_future(call) for call in running])
+            except asyncio.CancelledError:
+                cancelled = True
+        return cancelled
+
+    async def _end_writes(self) -> bool:
+        """A write that nobody awaits any more is cut off, and its end waited for: the lock must not
+        be free while it runs. True: cancelled meanwhile."""
+        cancelled = False
+        while self.writes and self._inside is not None:
+            self._inside.cancel()
+            try:
+                await self.idle.wait()
             except asyncio.CancelledError:
                 cancelled = True
         return cancelled
@@ -207,7 +231,7 @@ class Journal(Log):
     def holds(self, run_id: RunId, claim: int) -> bool:
         """The answer to "do you hold it?": yes from before the claim until closing, and while a
         call of it may still run in this process (PROTOCOL 4)."""
-        running = self.calls_on() or bool(self.writing)
+        running = self.calls_on() or self.writes > 0
         return run_id == self.run_id and (running or not self._stopped)
 
     def calls_on(self) -> bool:
@@ -217,7 +241,7 @@ class Journal(Log):
     @property
     def lost(self) -> bool:
         """Whether this handle writes nothing any more."""
-        return self._stopped
+        return self._stopped and not self.cut_off
 
     @property
     def cut_off(self) -> bool:
@@ -289,11 +313,12 @@ class Journal(Log):
         if self._ended_by is not None:
             raise self._ended_by
         self._busy = True
+        self._inside = asyncio.current_task()
         try:
             self.check_runnable()
             if len(jobs) == 1:
                 return [await do_step(self, *jobs[0])]
-            return await _all(self, jobs)
+            return await all_steps(self, jobs)
         except STICKY as error:
             self._ended_by = error  # raised again at every step: nobody goes on past it (R23)
             if isinstance(error, IndeterminateError):
@@ -301,13 +326,32 @@ class Journal(Log):
             raise
         finally:
             self._busy = False
+            self._inside = None
 
     async def _doubt(self, jobs: Sequence[Job]) -> None:
         """Once all calls have ended: a park would end the claim under them."""
-        for call, _, _ in jobs:
-            step = self.fold.steps.get(call.step)
-            if call.unsafe and step is not None and step.starts and step.completed is None:
-                await doubt(self, step.last)
+        starts = [
+            step.last
+            for call, _, _ in jobs
+            if call.unsafe
+            and (step := self.fold.steps.get(call.step)) is not None
+            and step.starts
+            and step.completed is None
+        ]
+        if starts:
+            await doubt(self, *starts)
+
+    @contextmanager
+    def a_write(self) -> Generator[None, None, None]:
+        """While inside, an unsafe call is under way: the run is not given up."""
+        self.writes += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.writes -= 1
+            if not self.writes:
+                self.idle.set()
 
     @contextmanager
     def bounded(self, seconds: float | None) -> Generator[None, None, None]:
@@ -341,31 +385,6 @@ class Journal(Log):
             )
         body = StepProgress(step=step, output=value)
         await self.append(lambda fold: body if step in fold.open else None)
-
-
-async def _all(journal: Journal, jobs: Sequence[Job]) -> list[StepCompleted]:
-    tasks = [asyncio.ensure_future(do_step(journal, *job)) for job in jobs]
-    try:
-        await asyncio.wait(tasks)
-    finally:
-        await _cancelled(tasks)
-    errors = [error for task in tasks if (error := task.exception()) is not None]
-    for kind in (*STICKY, Exception):
-        for error in errors:
-            if isinstance(error, kind):
-                raise error
-    return [task.result() for task in tasks]
-
-
-async def _cancelled(tasks: Sequence[asyncio.Future[StepCompleted]]) -> None:
-    """Cancel what still runs and wait for its end: no call outlives the step it belongs to."""
-    for task in tasks:
-        task.cancel()
-    while running := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(running)
-        except asyncio.CancelledError:
-            continue  # raised again by who waits for this
 
 
 def _ignore(text: str) -> None:

@@ -222,8 +222,10 @@ class Log:
             before = self.tail
             tries += 1
             landed, cause = await self._try(entry, record_id, tries)
-            if landed:
+            if landed and not self._stopped:
                 return record
+            if self._stopped:  # given up meanwhile, by another task
+                raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
             if self.tail != before:  # the sequence it expected is spent: it can't land any more
                 body = decide(self.fold)
                 if body is None:

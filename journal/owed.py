@@ -4,10 +4,17 @@ cancellation, its own alarm. Whoever meets such a record may pay again: each is 
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
 
 from .doors import signal
-from .errors import DecisionConflict, RunFinished, RunNotFound, StaleSignal
+from .errors import (
+    DecisionConflict,
+    JournalDamaged,
+    NewerVersion,
+    RunFinished,
+    RunNotFound,
+    StaleSignal,
+)
 from .limits import SIGNAL_BYTES_MAX
 from .log import Log
 from .messages import JSON
@@ -16,15 +23,17 @@ from .values import canonical
 from .views import end_json
 from .waits import parse_instant, wakes_at
 
+logger = logging.getLogger("runfold")
+
 
 async def pay(log: Log) -> None:
     """Pay what this journal owes at its tail. Raises StoreUnavailable: it is paid by who comes
-    next."""
+    next. A parent or child that can't be told is said, and holds up nobody else."""
     fold = log.fold
     if fold.end is not None:
-        await _tell_parent(log)
         if isinstance(fold.end, Commit):
             await _cancel_children(log)
+        await _tell_parent(log)
     elif until := wakes_at(fold):
         assert fold.started is not None
         assert fold.wait is not None
@@ -39,19 +48,21 @@ async def pay(log: Log) -> None:
 
 async def _tell_parent(log: Log) -> None:
     started = log.fold.started
-    if started is None or not started.parent:
-        return
-    # a parent that ended, was purged, or has been told of an earlier end needs nothing
-    with suppress(RunFinished, RunNotFound, StaleSignal, DecisionConflict):
-        await signal(
-            log.store,
-            started.parent,
-            "child",
-            {"run": log.run_id, "outcome": _told(log)},
-            request_id=log.run_id,
-            by=log.by,
-            worker=True,
-        )
+    if started is not None and started.parent:
+        outcome = {"run": log.run_id, "outcome": _told(log)}
+        await _tell(log, started.parent, "child", outcome, request_id=log.run_id)
+
+
+async def _tell(
+    log: Log, other: str, name: str, payload: dict[str, JSON], request_id: str | None = None
+) -> None:
+    """A signal to a relative. One that has ended, was purged, or knows already needs nothing."""
+    try:
+        await signal(log.store, other, name, payload, request_id=request_id, by=log.by, worker=True)
+    except (RunFinished, RunNotFound, StaleSignal, DecisionConflict):
+        pass
+    except (JournalDamaged, NewerVersion) as error:
+        logger.warning("run %s can't tell %s of its end: %s", log.run_id, other, error.message)
 
 
 def _told(log: Log) -> dict[str, JSON]:
@@ -65,11 +76,5 @@ def _told(log: Log) -> dict[str, JSON]:
 async def _cancel_children(log: Log) -> None:
     for child, outcome in log.fold.children.items():
         if outcome is None:
-            with suppress(RunFinished, RunNotFound, StaleSignal, DecisionConflict):
-                await signal(
-                    log.store,
-                    child,
-                    "cancel",
-                    {"reason": f"its parent {log.run_id} has ended"},
-                    by=log.by,
-                )
+            reason = f"its parent {log.run_id} has ended"
+            await _tell(log, child, "cancel", {"reason": reason})

@@ -101,7 +101,8 @@ def _start_of(fold: Fold, signal: AnySignal) -> int | None:
     if not isinstance(signal, Reconcile):
         return None
     step = fold.steps.get(signal.step)
-    if signal.start is None and step is not None and len(step.starts) == 1:
+    earlier = any(one.name == signal.step for steps in fold.honoured.values() for one in steps)
+    if signal.start is None and step is not None and len(step.starts) == 1 and not earlier:
         return step.last.n
     return signal.start
 
@@ -219,7 +220,7 @@ def _decide_reconcile(
     start = _start_of(fold, signal)
     if start is None:
         raise StaleSignal(
-            f"step {signal.step} was started {len(step.starts)} times: say which start",
+            f"step {signal.step} was started more than once: say which start",
             run_id=run,
             hint=f"the last one is --start {step.last.n}",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, TypeVar, assert_never
 
@@ -127,8 +128,9 @@ async def _run(
 ) -> StepCompleted | None:
     """Record the start and make the call; None where the table must be asked again."""
     try:
-        start = await _start(journal, call, decision, earlier_over, ways)
-        return None if start is None else await _call(journal, start, perform)
+        with journal.a_write() if decision.unsafe else nullcontext():
+            start = await _start(journal, call, decision, earlier_over, ways)
+            return None if start is None else await _call(journal, start, perform)
     except NotCalled as never:
         problem = StepError(type="not_called", message=never.why)
         body = StepCompleted(step=call.step, error=problem, via="not_called")
@@ -233,6 +235,8 @@ async def _start(
         if journal.fold.cancel is not None:
             raise NotCalled("the run was cancelled meanwhile")
         took_s = time.monotonic() - published
+    if journal.lost:  # given up while the start was on its way: another may have it
+        raise Fenced(f"run {journal.run_id} is no longer held here", run_id=journal.run_id)
     if took_s > APPEND_BUDGET_S:  # the recorded deadline would not hold
         raise NotCalled("recording its start took too long")
     return start
@@ -249,13 +253,10 @@ class NotCalled(Exception):
 async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
     if start.replay == "unsafe":
         journal.writing.add(start.n)
-        journal.idle.clear()
     try:
         return await _called(journal, start, perform)
     finally:
         journal.writing.discard(start.n)
-        if not journal.writing:
-            journal.idle.set()
 
 
 async def _called(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:

@@ -133,9 +133,13 @@ def make_call(
     )
 
 
-def step_key(run_id: str, call: Call) -> str:
-    """The idempotency key: stable over deliveries, injective in run and step (R28)."""
-    return f"{run_id}:{call.step}:{call.digest[:16]}"
+def step_key(run_id: str, call: Call, attempt: int = 1) -> str:
+    """The idempotency key: stable over deliveries, injective in run, step and attempt (R28). A
+    handler's position may be another call in a later attempt; what is the same call keeps the
+    earlier key."""
+    again = attempt > 1 and call.step[0].isdecimal()
+    position = f"{call.step}@{attempt}" if again else call.step
+    return f"{run_id}:{position}:{call.digest[:16]}"
 
 
 def decide_step(
@@ -162,7 +166,7 @@ def decide_step(
             return Reuse(honoured.completed)
         return _decide_open(honoured, call, attempted, earlier_over)
     if step is None:
-        return Run(call.permit, key or step_key(fold.started.run, call), call.unsafe)
+        return Run(call.permit, key or step_key(fold.started.run, call, fold.attempt), call.unsafe)
     if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):
         return Mismatch(_describe(step.last.kind, step.last.tool, step.last.input), _asked(call))
     if step.completed is not None:

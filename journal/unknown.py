@@ -136,17 +136,23 @@ async def _probed(probe: Probe | None, start: StepStarted) -> Probed:
     return CannotTell("no answer")
 
 
-async def doubt(journal: Journal, start: StepStarted) -> None:
-    """Where the journal alone calls the open step safe and the code of today does not, say so in
-    the journal, or nobody could ever reconcile it (R7, R42)."""
+async def doubt(journal: Journal, *starts: StepStarted) -> None:
+    """Where the journal alone calls open steps safe and the code of today does not, say so in the
+    journal, or nobody could ever reconcile them (R7, R42)."""
 
     def due(fold: Fold) -> Park | None:
-        step = fold.steps.get(start.step)
-        if step is None or fold.finished or step.completed is not None or step.unsafe:
+        doubted = [
+            start.step
+            for start in starts
+            if (step := fold.steps.get(start.step)) is not None
+            and step.completed is None
+            and not step.unsafe
+        ]
+        if fold.finished or not doubted:
             return None
         return Park(
             why="reconcile",
-            steps=(start.step,),
+            steps=tuple(doubted),
             iteration=fold.iteration,
             attempt=fold.attempt,
         )
@@ -175,7 +181,7 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     twice, the ack wait apart; or once, where the next holder adopted the run and so asked before;
     or once the deadline has passed.
     """
-    if journal.calls_on():
+    if journal.calls_on() or start.n in journal.left:
         return False
     if not journal.store.shared or start.claim == journal.claim:
         return True
@@ -198,6 +204,6 @@ def indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:
         "whether it happened",
         step=start.step,
         run_id=journal.run_id,
-        hint=f"find out, then `runfold reconcile {journal.run_id} {start.step} --done JSON` or "
-        "`--retry`",
+        hint=f"find out, then `runfold reconcile {journal.run_id} {start.step} --start {start.n} "
+        "--done JSON` or `--retry`",
     )

@@ -25,7 +25,8 @@ from journal.errors import (
     StepFailed,
 )
 from journal.fold import Fold
-from journal.handle import Job, Journal
+from journal.grouped import Job
+from journal.handle import Journal
 from journal.ids import RunId
 from journal.inputs import decide_placing
 from journal.limits import TOOL_TIMEOUT_S
@@ -301,17 +302,11 @@ class Context:
     def _check(self) -> None:
         """Raises what ended this turn: at every call of it, whatever the handler makes of it."""
         run = self.run_id
+        self.check_cut_off()
         if self.ended is None:
             fold = self.journal.fold
             if (fold.iteration, fold.attempt) != (self.iteration, self.attempt):
                 self.ended = ConcurrentUse(f"turn {self.iteration} has ended", run_id=run)
-            elif self.journal.cut_off:
-                self.ended = StepFailed(
-                    f"run {run}: the turn cut off a durable call of its own",
-                    step=str(self.iteration),
-                    run_id=run,
-                    hint="put time limits inside the calls (timeout_s), not around them",
-                )
             elif self.journal.lost:
                 self.ended = Fenced(f"run {run} is no longer held here", run_id=run)
             elif self.journal.stop == "cancel" or self.journal.fold.cancel is not None:
@@ -320,6 +315,16 @@ class Context:
                 self.ended = Draining(f"run {run} is handed over", run_id=run)
         if self.ended is not None:
             raise self.ended
+
+    def check_cut_off(self) -> None:
+        """A turn that cut off a durable call of its own has failed: nobody knows what it saw."""
+        if self.ended is None and self.journal.cut_off:
+            self.ended = StepFailed(
+                f"run {self.run_id}: the turn cut off a durable call of its own",
+                step=str(self.iteration),
+                run_id=self.run_id,
+                hint="put time limits inside the calls (timeout_s), not around them",
+            )
 
     async def _engine(self, work: Awaitable[T]) -> T:
         """Await work of the engine; its errors end the turn."""

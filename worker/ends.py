@@ -282,6 +282,13 @@ class Ends:
         detail = f"{lost} workers in a row were lost without moving the run on"
         return await self.failed_attempt("restart_limit", detail)
 
+    async def deaf(self) -> None:
+        """The turn ignored its time limit, and may still run: that attempt has failed."""
+        if not await self.settled():
+            return await self._park_unknown()
+        detail = "the turn ignored its time limit and its cancellation"
+        return await self.failed_attempt("step_failed", detail)
+
     async def settled(self) -> bool:
         """Settle what is unknown where its policy needs no code; False: a person is asked."""
         for step in self.journal.fold.unknown():

@@ -32,6 +32,8 @@ log = logging.getLogger("runfold")
 DEAF_S = 1.0
 """A call that has not ended so long after its time limit ignores it."""
 
+REFRESHES = 5
+
 
 class Held:
     """A run that this worker has claimed. `work` returns when the claim has ended or was lost.
@@ -82,10 +84,12 @@ class Held:
     @property
     def lingers(self) -> bool:
         """Whether a write of ours may still run, though the work has ended."""
-        turn = self._turn
-        return self.journal.calls_on() or (
-            turn is not None and not turn.done() and bool(self._first.writing)
-        )
+        return self.journal.calls_on() or self.writes
+
+    @property
+    def writes(self) -> bool:
+        """Whether an unsafe call is under way, of the turn or left by it."""
+        return self._first.writes > 0 or self.journal.writes > 0
 
     def look(self) -> None:
         """Something was appended that the holder should know of: read it now."""
@@ -198,7 +202,7 @@ class Held:
         """The grace is over. While a write of ours may still run, the run is not given up: whoever
         takes it over must wait for the end of this process."""
         journal = self.journal
-        if journal.calls_on() or not turn.done():
+        if journal.calls_on() or self.writes or not turn.done():
             self._leave()
             return
         await self._release()
@@ -206,13 +210,24 @@ class Held:
     async def _go_on_without(self, turn: asyncio.Task[None]) -> None:
         """End a run that was cancelled, or whose turn ignored its time limit. Nothing that the old
         turn still returns is recorded: its handle has ended."""
-        writing = bool(self.journal.writing) and not turn.done()
+        writing = self.writes
         self.journal = self.journal.succeed()
-        await self.journal.refresh()
+        await self._refreshed()
+        if self.journal.fold.cancel is None and not self._deaf:  # a stale read
+            self._leave()
+            return
         await carry_on(self.journal, self.agent, attended=False, deaf=self._deaf, clock=self._clock)
         if writing:
             log.warning("run %s: a write of its cancelled turn still runs", self.run_id)
         await self._settle()
+
+    async def _refreshed(self) -> None:
+        """Read the tail, with patience: nobody else ends the run while a write of it runs here."""
+        for _ in range(REFRESHES):
+            with suppress(StoreUnavailable):
+                return await self.journal.refresh()
+            await asyncio.sleep(self._ack_wait_s / 3)
+        return await self.journal.refresh()
 
     async def _fenced(self) -> None:
         """The run is somebody else's. A write of ours that did finish is told (R29)."""
@@ -310,7 +325,9 @@ class Held:
 
     async def _until_idle(self) -> None:
         """A write that runs is let end, within its time limit and the grace."""
-        while self.journal.writing and not self.forced.is_set() and not self._past_limit():
+        while self.writes and not self.forced.is_set() and not self._past_limit():
+            if await self._still_ours() is False:
+                self._lease.leave()
             self._lease.hold()
             idle = asyncio.create_task(self.journal.idle.wait())
             forced = asyncio.create_task(self.forced.wait())

@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from journal.errors import ReplayMismatch, StepFailed
 from journal.fold import Fold
-from journal.handle import Job, Journal
+from journal.grouped import Job
+from journal.handle import Journal
 from journal.inputs import decide_placing
 from journal.messages import JSON, Message, Reply, ToolRequest
 from journal.records import InputPlaced, StepCompleted, StepError, StepStarted, Verdict, VerdictDeny

@@ -81,9 +81,7 @@ async def carry_on(
         elif ends.over():
             await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
         elif deaf:
-            deaf = False
-            what = "the turn ignored its time limit and its cancellation"
-            await ends.failed_attempt("step_failed", what)
+            await ends.deaf()
         elif agent.handler is not None and fold.iteration >= agent.bounds.iterations:
             await ends.fail("iterations", f"{fold.iteration} turns made")
         else:
@@ -153,6 +151,8 @@ async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
         await journal.recover()
         raise await _what_ended(journal, ctx, error, limit.expired(), ends) from error
     await _writes_ended(journal)
+    ctx.check_cut_off()
+    await journal.recover()
     if ctx.ended is not None:
         raise ctx.ended
     if limit.expired():
@@ -164,7 +164,7 @@ async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:
 
 async def _writes_ended(journal: Journal) -> None:
     """A write that the handler did not await is waited for: while it runs, the run stays held."""
-    while journal.writing:
+    while journal.writes:
         await journal.idle.wait()
 
 

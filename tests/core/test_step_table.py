@@ -429,7 +429,7 @@ def test_a_retry_of_an_earlier_attempt_runs_under_its_permit_and_key_once_that_c
 def test_the_second_call_alike_is_another_call():
     log = after_a_failed_attempt(result_of(OLD, RESULT))
     decided = decide_at(log, NEW, occurrence=1)
-    assert decided == Run(0, step_key("a1", call_at(NEW)), unsafe=True)
+    assert decided == Run(0, step_key("a1", call_at(NEW), 2), unsafe=True)
 
 
 def test_a_step_of_this_attempt_counts_before_an_earlier_one():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -33,8 +32,7 @@ from journal.records import (
 
 pytestmark = pytest.mark.real
 REQUESTS = 1000
-INPUTS = 500 if os.environ.get("RUNFOLD_TEST_LONG") else 120
-"""To one run. More take longer: each signal reads the whole journal."""
+INPUTS = 500
 
 
 @pytest.fixture
