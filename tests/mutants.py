@@ -72,15 +72,15 @@ FSYNC_ORDER = "tests/real/test_fsync_order.py::"
 TWO_AT_ONCE = "tests/real/test_two_at_once.py::"
 
 START_THEN_CALL = """\
-        start = await _start(journal, call, decision, earlier_over, ways)
-        return None if start is None else await _call(journal, start, perform)
+            start = await _start(journal, call, decision, earlier_over, ways)
+            return None if start is None else await _call(journal, start, perform)
 """
 CALL_THEN_START = """\
-        replay = "unsafe" if decision.unsafe else "safe"
-        early = await perform(StepStarted(step=call.step, kind=call.kind, tool=call.tool,
-            input=call.input, digest=call.digest, replay=replay, key=decision.key))
-        start = await _start(journal, call, decision, earlier_over, ways)
-        return None if start is None else await _complete(journal, early)
+            replay = "unsafe" if decision.unsafe else "safe"
+            early = await perform(StepStarted(step=call.step, kind=call.kind, tool=call.tool,
+                input=call.input, digest=call.digest, replay=replay, key=decision.key))
+            start = await _start(journal, call, decision, earlier_over, ways)
+            return None if start is None else await _complete(journal, early)
 """
 
 MUTANTS = [
@@ -1268,7 +1268,7 @@ MUTANTS = [
         "release-beside-call",
         "a run is released only when no call of it runs",
         "worker/held.py",
-        "if journal.calls_on() or not turn.done():",
+        "if journal.calls_on() or self.writes or not turn.done():",
         "if False:",
         GUARDS + "test_at_the_end_of_the_grace_a_run_is_released_only_if_no_call_of_it_runs",
     ),
@@ -1284,9 +1284,8 @@ MUTANTS = [
         "old-handle-writes",
         "what the old handle is still asked to append is not appended",
         "journal/handle.py",
-        "other.attempted, other.abandoned = self.attempted, self.abandoned\n"
-        "        self._stopped = True",
-        "other.attempted, other.abandoned = self.attempted, self.abandoned",
+        "other.left = self.left | self.writing\n        self.give_up()",
+        "other.left = self.left | self.writing",
         GUARDS + "test_a_handle_that_was_succeeded_writes_nothing",
     ),
     Mutant(
