@@ -172,7 +172,9 @@ def decide_task(
                 return Take("redelivery", lost)
             return Leave() if same else Drop()
         case [*_, "no"] | [*_, "nobody", "nobody"]:
-            return Take("redelivery" if same else "adopted", lost)
+            return Take("adopted", lost)  # it was asked: what "redelivery" can't say
         case _:
-            after = ack_wait_s if fold.unknown() else HOLDER_GRACE_S
+            # A message that comes again was not held for the ack wait: that much has passed.
+            waited = same and task.delivery > live.delivery
+            after = ack_wait_s if fold.unknown() and not waited else HOLDER_GRACE_S
             return AskHolder(live.worker, live.n, after)

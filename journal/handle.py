@@ -102,7 +102,7 @@ class Journal(Log):
         what was read of the run before, so that it is not read twice; it must not be used again.
         """
         nonce = secrets.token_hex(4)
-        worker = ids.name(f"{_host()}-{nonce}", "a worker")
+        worker = ids.name(f"{process_name()}-{nonce}", "a worker")
         journal = cls(
             store,
             ids.run_id(run_id),
@@ -391,6 +391,7 @@ def _ignore(text: str) -> None:
     pass
 
 
-def _host() -> str:
+def process_name() -> str:
+    """`<host>-<pid>`, as worker ids begin."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32].strip("-") or "host"
     return f"{host}-{os.getpid()}"

@@ -226,7 +226,7 @@ def _on_wait(fold: Fold, run: str, since: datetime) -> tuple[WaitingOn, ...]:
         ended_by = "the time" if wait.why == "turn" else f"the next attempt, after: {wait.reason}"
         found.append(WaitingOn(what="timer", since=since, until=until, ended_by=ended_by))
     if wait.for_input:
-        ended_by = f"`runfold send {run} TEXT`"
+        ended_by = f"`runfold send {run} TEXT` (`--mode follow-up` for a follow-up)"
         found.append(WaitingOn(what="input", since=since, until=until, ended_by=ended_by))
     if wait.child:
         ended_by = f"the end of run {wait.child}"

@@ -99,7 +99,10 @@ def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> 
     if end is None or fold.finished or isinstance(end, Waiting):
         for wait in waiting_on(fold, held=held, now=now):
             until = f" until {instant_text(wait.until)}" if wait.until else ""
-            say(f"  waits for {wait.what}{until}: {visible(wait.ended_by)}")
+            ended_by = visible(wait.ended_by).replace("` ", f"{option}` ")
+            if ended_by.endswith("`"):
+                ended_by = f"{ended_by[:-1]}{option}`"
+            say(f"  waits for {wait.what}{until}: {ended_by}")
         return
     for step in unknown_steps(fold):
         name = visible(step.step)
@@ -130,6 +133,8 @@ def _what(entry: Entry) -> str:
         case StepStarted() as r:
             permit = f" (by record {r.permit})" if r.permit else ""
             text = f" {visible_json(r.input, _INPUT_CHARS)}" if r.kind == "tool" else ""
+            if r.step[0].isdecimal():  # a turn handler's position says nothing of what is called
+                text = f" {visible(r.tool or r.kind)}{text}"
             return f"start     {visible(r.step)}{text}{permit}"
         case StepCompleted() as r:
             return f"result    {visible(r.step)} {_result(r)}"

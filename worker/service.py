@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import random
-import re
 import secrets
 import socket
 import time
@@ -20,6 +19,7 @@ import msgspec
 
 from journal import ids, limits
 from journal.errors import RunfoldError, StoreUnavailable
+from journal.handle import process_name
 from journal.ids import RunId
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
@@ -76,8 +76,9 @@ class Worker:
         if len(self.agents) != len(agents):
             names = ", ".join(agent.name for agent in agents)
             raise ValueError(f"two agents have one name: {names}")
+        own = f"{name}-{os.getpid()}" if name else process_name()
         # new with every process: a claim of an earlier one is never taken for ours (PROTOCOL 4)
-        self.id = ids.name(f"{name or _host()}-{os.getpid()}-{secrets.token_hex(4)}", "a worker")
+        self.id = ids.name(f"{own}-{secrets.token_hex(4)}", "a worker")
         self.stubborn: set[asyncio.Task[None]] = set()
         self._store = JetStreamStore(url, namespace=namespace, creds=creds)
         self._concurrency = concurrency
@@ -192,7 +193,11 @@ class Worker:
         finally:
             forced.cancel()
         for held in list(self._dispatcher.held.values()):
-            log.warning("run %s did not come to its next step in time", held.run_id)
+            log.warning(
+                "run %s did not come to its next step in time: it is cut off; of a write nobody "
+                "knows then whether it happened (`runfold show`)",
+                held.run_id,
+            )
             held.forced.set()
         if self._works:
             await asyncio.wait(list(self._works), timeout=CUT_S)
@@ -210,7 +215,22 @@ class Worker:
         task.add_done_callback(self.stubborn.discard)
 
     async def _watch_connection(self) -> None:
-        raise await self._store.closed()
+        closed = asyncio.create_task(self._store.closed())
+        connected = True
+        try:
+            while not closed.done():
+                await asyncio.wait([closed], timeout=1.0)
+                if self._store.connected != connected:
+                    connected = not connected
+                    log.warning(
+                        "worker %s is connected again"
+                        if connected
+                        else "worker %s has lost its server; it goes on when that is back",
+                        self.id,
+                    )
+            raise closed.result()
+        finally:
+            closed.cancel()
 
     # ---- pulling ----------------------------------------------------------------------------
 
@@ -375,8 +395,3 @@ class Worker:
 def _check_range(what: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ValueError(f"{what} is {least:g} to {most:g}, not {value:g}")
-
-
-def _host() -> str:
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:24].strip("-")
-    return host or "host"

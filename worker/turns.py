@@ -8,6 +8,7 @@ of it is unknown and no engine error was met in it, whatever the handler returne
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 
@@ -38,6 +39,7 @@ from .context import Context
 from .ends import Clock, Ends, utc_now
 from .loop import converse
 
+log = logging.getLogger("runfold")
 NOT_THE_TURNS = (
     Fenced,
     Draining,
@@ -179,6 +181,7 @@ async def _what_ended(
     if expired and ends.over():
         return BoundReached("duration", "the run's time is over")
     what = f"{type(error).__name__}: {text_of(error)}"
+    log.warning("run %s: turn %s failed", journal.run_id, ctx.iteration, exc_info=error)
     if expired:
         what = f"it took longer than {ends.turn_limit_s():g} s"
     return StepFailed(

@@ -102,7 +102,14 @@ class Consumers:
                 return found.ack_wait / 1e9
             if made.error is None:
                 if found is not None:
-                    log.warning("consumer %s was changed: %s, before %s", name, wanted, found)
+                    before_s, now_s = found.ack_wait / 1e9, wanted.ack_wait / 1e9
+                    log.warning(
+                        "consumer %s was changed to what this worker is set to: its ack wait is "
+                        "%g s, before %g s",
+                        name,
+                        now_s,
+                        before_s,
+                    )
                 return made.config.ack_wait / 1e9
             if made.error.err_code not in (_CONSUMER_EXISTS, _CONSUMER_NOT_FOUND):
                 raise StoreUnavailable(

@@ -127,6 +127,7 @@ async def send_signal(
     """Send it, and print what became of it."""
     async with opened(target) as store:
         receipt = await signal(store, run, name, payload, request_id=request_id, by=user())
+        shared = store.shared
     if json:
         shape = {
             "run": run,
@@ -137,7 +138,9 @@ async def send_signal(
         emit_json(shape)
     else:
         words = {
-            "applied": "recorded; it takes effect when the run is next taken up",
+            "applied": "recorded; a worker goes on from here"
+            if shared
+            else "recorded; it takes effect when the run is next taken up",
             "kept": "kept; it counts when the run reaches that call",
             "repeated": "said before",
         }
