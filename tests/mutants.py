@@ -450,8 +450,8 @@ MUTANTS = [
         "one-nobody-worker",
         "a worker, too, needs `nobody` twice",
         "journal/claims.py",
-        'case [*_, "no"] | [*_, "nobody", "nobody"]:\n            return Take("redelivery"',
-        'case [*_, "no"] | [*_, "nobody"]:\n            return Take("redelivery"',
+        'case [*_, "no"] | [*_, "nobody", "nobody"]:\n            return Take("adopted", lost)',
+        'case [*_, "no"] | [*_, "nobody"]:\n            return Take("adopted", lost)',
         CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_somebody_holds",
     ),
     Mutant(
