@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 
 import msgspec
 
@@ -181,7 +182,9 @@ async def _what_ended(
     if expired and ends.over():
         return BoundReached("duration", "the run's time is over")
     what = f"{type(error).__name__}: {text_of(error)}"
-    log.warning("run %s: turn %s failed", journal.run_id, ctx.iteration, exc_info=error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its code"
+    log.warning("run %s: turn %s failed: %s (%s)", journal.run_id, ctx.iteration, what, where)
     if expired:
         what = f"it took longer than {ends.turn_limit_s():g} s"
     return StepFailed(
