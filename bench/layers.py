@@ -26,7 +26,7 @@ from runfold import bench
 from worker.server import EmbeddedServer
 
 
-class OurConnection(bench._RawLoop):
+class OurConnection(bench.RawLoop):
     """The floor's loop, on the store's connection in place of nats-py's `request`."""
 
     def __init__(self, store: Any, name: str, payloads: tuple[bytes, bytes]) -> None:
@@ -59,15 +59,15 @@ async def measure(options: argparse.Namespace) -> None:
             await provision(server.url, replicas=1)
             async with (
                 JetStreamStore(server.url) as store,
-                bench._raw_client(server.url) as nc,
+                bench.raw_client(server.url) as nc,
                 AsyncExitStack() as stack,
             ):
-                payloads = await bench._payloads(store)
+                payloads = await bench.payloads_of(store)
                 names = [str(i) for i in range(bench.RUNS)]
                 memory = MemoryStore()
                 layers: dict[str, list[bench.Op]] = {
                     "nats-py request (floor)": [
-                        bench._RawLoop(nc, f"raw{name}", payloads).pair for name in names
+                        bench.RawLoop(nc, f"raw{name}", payloads).pair for name in names
                     ],
                     "our connection": [
                         OurConnection(store, f"own{name}", payloads).pair for name in names
@@ -85,7 +85,7 @@ async def measure(options: argparse.Namespace) -> None:
                 found: dict[str, list[bench.Block]] = {layer: [] for layer in layers}
                 for number in range(options.rounds + 1):
                     for layer, loops in layers.items():
-                        block = await bench._block(loops, options.seconds)
+                        block = await bench.block(loops, options.seconds)
                         if number:  # the first round warms up
                             found[layer].append(block)
     for layer, blocks in found.items():

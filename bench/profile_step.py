@@ -32,21 +32,21 @@ async def measure(options: argparse.Namespace) -> tuple[cProfile.Profile, int]:
             await provision(server.url, replicas=1)
             async with (
                 JetStreamStore(server.url) as store,
-                bench._raw_client(server.url) as nc,
+                bench.raw_client(server.url) as nc,
                 AsyncExitStack() as stack,
             ):
                 if options.floor:
-                    payloads = await bench._payloads(store)
-                    loops = [bench._RawLoop(nc, f"{i}", payloads).pair for i in range(bench.RUNS)]
+                    payloads = await bench.payloads_of(store)
+                    loops = [bench.RawLoop(nc, f"{i}", payloads).pair for i in range(bench.RUNS)]
                 else:
                     loops = [
                         bench._StepLoop(await bench._open_run(store, stack)).step
                         for _ in range(bench.RUNS)
                     ]
-                await bench._block(loops, 0.5)
+                await bench.block(loops, 0.5)
                 profile = cProfile.Profile()
                 profile.enable()
-                block = await bench._block(loops, options.seconds)
+                block = await bench.block(loops, options.seconds)
                 profile.disable()
     return profile, len(block.each_s)
 
