@@ -64,9 +64,9 @@ from journal.messages import (  # noqa: E402
     ToolSpec,
     Usage,
 )
-from journal.records import Record  # noqa: E402
+from journal.records import Mode, Record  # noqa: E402
 from journal.signals import Approve, Cancel, Reconcile, Reject, Resume  # noqa: E402
-from journal.steps import CannotTell, DidNotHappen, Happened  # noqa: E402
+from journal.steps import CannotTell, DidNotHappen, Happened, Probe  # noqa: E402
 from journal.store import Appended, Conflict, Loaded, Store  # noqa: E402
 from journal.stores.file import FileStore  # noqa: E402
 from journal.stores.jetstream import JetStreamStore  # noqa: E402
@@ -93,6 +93,7 @@ from worker.agent import (  # noqa: E402
     Next,
     Pause,
     Retry,
+    Turn,
     turn,
 )
 from worker.context import Call, Context, Input, ToolResult  # noqa: E402
@@ -101,7 +102,16 @@ from worker.gate import Allow, Deny, Gate, NeedsApproval, PolicyGate  # noqa: E4
 from worker.runner import run  # noqa: E402
 from worker.server import EmbeddedServer  # noqa: E402
 from worker.service import Worker  # noqa: E402
-from worker.tools import SAFE, UNSAFE, Replay, Tool, ToolCall, read, write  # noqa: E402
+from worker.tools import (  # noqa: E402
+    SAFE,
+    UNSAFE,
+    OnUnknown,
+    Replay,
+    Tool,
+    ToolCall,
+    read,
+    write,
+)
 
 from .store import open_store  # noqa: E402
 
@@ -153,17 +163,20 @@ __all__ = [
     "Marker",
     "MemoryStore",
     "Message",
+    "Mode",
     "Model",
     "NeedsApproval",
     "NewerVersion",
     "Next",
     "NotEncodable",
     "NotProvisioned",
+    "OnUnknown",
     "Outcome",
     "Pause",
     "Pending",
     "PermissionDenied",
     "PolicyGate",
+    "Probe",
     "Receipt",
     "Reconcile",
     "Record",
@@ -193,6 +206,7 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "Transient",
+    "Turn",
     "UnknownStep",
     "Usage",
     "Waiting",
