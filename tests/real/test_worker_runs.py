@@ -314,10 +314,14 @@ async def test_a_write_that_ignores_its_time_limit_is_unknown_when_that_is_over(
     site: Site, cancels: bool
 ):
     end = asyncio.Event()
+
+    async def started() -> bool:  # a cancel before that would simply end the run
+        return "step.started" in await site.types("r")
+
     await site.worker(clinging({}, end, call="write"), grace_s=0.5)
     await site.fleet.start("desk", "go", run_id="r")
     try:
-        await eventually(lambda: site.types("r"), WAIT_S)
+        await eventually(started, WAIT_S)
         if cancels:
             await site.fleet.cancel("r")
         await site.until("r", "indeterminate", 6)
