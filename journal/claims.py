@@ -80,6 +80,11 @@ def decide_claim(
             return AskHolder(live.worker, live.n, after)
 
 
+def live_claim(fold: Fold) -> int:
+    """The n of the live claim, 0 without one: what answers are about."""
+    return fold.claim.n if fold.claim else 0
+
+
 def _reason(fold: Fold) -> Reason:
     if not fold.claims and not fold.committed:  # a restored fold lacks the claims before its commit
         return "new"
@@ -161,6 +166,8 @@ def decide_task(
         return Take(_reason(fold), lost=fold.restarts >= restart_limit)
     live = fold.claim
     same = live.task == task.sequence
+    # A message that comes again was not held for the ack wait.
+    came_again = same and task.delivery > live.delivery
     lost = fold.restarts + 1 >= restart_limit
     match list(answers):
         case []:
@@ -168,13 +175,11 @@ def decide_task(
         case [*_, "yes"]:
             return Leave() if same else Drop()
         case [*_, "silent"]:
-            if same and task.delivery > live.delivery:
+            if came_again:
                 return Take("redelivery", lost)
             return Leave() if same else Drop()
         case [*_, "no"] | [*_, "nobody", "nobody"]:
             return Take("adopted", lost)  # it was asked: what "redelivery" can't say
         case _:
-            # A message that comes again was not held for the ack wait: that much has passed.
-            waited = same and task.delivery > live.delivery
-            after = ack_wait_s if fold.unknown() and not waited else HOLDER_GRACE_S
+            after = ack_wait_s if fold.unknown() and not came_again else HOLDER_GRACE_S
             return AskHolder(live.worker, live.n, after)

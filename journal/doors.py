@@ -151,12 +151,17 @@ async def announce(log: Log, what: str) -> None:
     """After a record that may end a wait: a task where a holder has something to do, and word to
     the holder there is (PROTOCOL 5). Repeated with the record's own repeat, so that no crash
     between the two loses a wake-up."""
-    fold = log.fold
-    assert fold.started is not None
-    if fold.claim is not None:
+    if log.fold.claim is not None:
         await log.store.notify(log.run_id, what.encode())
-    elif not fold.finished and fold.runnable():
-        started = fold.started
+    else:
+        await wake(log)
+
+
+async def wake(log: Log) -> None:
+    """A task, where a holder would have something to do and there is none."""
+    fold = log.fold
+    started = fold.started
+    if started and fold.claim is None and not fold.finished and fold.runnable():
         await log.store.wake(log.run_id, started.agent, cause=fold.n, priority=started.priority)
 
 

@@ -161,23 +161,16 @@ class Journal(Log):
         """A fresh handle under the same claim, for ending the run when a call can't be stopped:
         nothing that the old one is still asked to append is appended."""
         other = type(self).claimed(
-            self._snapshot(),
+            self,
             self.fold.claims[self.claim],
             is_write=self.is_write,
             ack_wait_s=self.ack_wait_s,
         )
+        other.fold = self.fold.copy()  # what is still under way here must not move the other's
         other.attempted, other.abandoned = self.attempted, self.abandoned
         other.left = self.left | self.writing
         self.give_up()
         return other
-
-    def _snapshot(self) -> Log:
-        """This journal as it is, for another handle: what is still under way here must not move
-        the other's state."""
-        log = Log(self.store, self.run_id, by=self.by)
-        log.fold, log.tail, log.torn = self.fold.copy(), self.tail, self.torn
-        log.restart_at = self.restart_at
-        return log
 
     async def close(self, reason: str = "stopped") -> None:
         """Give the run up: wait for calls that were left to their threads, write a `release` under

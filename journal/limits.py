@@ -93,9 +93,6 @@ INPUT_BYTES_MAX = 64 * 1024
 INPUTS_QUEUED_MAX = 256
 """An agent that places none must not make its journal grow without end (R62)."""
 
-SIGNALS_MAX = 10_000
-"""Signals kept of one run: each costs a line in every summary."""
-
 RESTART_LIMIT = 5
 RESTART_LIMIT_MAX = 1000
 GRACE_S = 25.0

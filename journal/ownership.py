@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
-from .claims import Answer, AskHolder, HeldBy, Rest, Take, decide_claim
+from .claims import Answer, AskHolder, HeldBy, Rest, Take, decide_claim, live_claim
 from .errors import StoreLocked
 from .fold import Fold
 from .records import Claim
@@ -37,10 +37,10 @@ async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) 
                     await asyncio.sleep(after_s)
                 answers.append(await journal.store.ask(worker, journal.run_id, claim))
                 await journal.refresh()
-                if _live(journal.fold) != claim:
+                if live_claim(journal.fold) != claim:
                     answers = []
             case Take():
-                about = _live(journal.fold)
+                about = live_claim(journal.fold)
 
                 def due(
                     fold: Fold,
@@ -48,7 +48,7 @@ async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) 
                     known: list[Answer] = answers,
                     now: str = now,
                 ) -> Claim | None:
-                    heard = known if _live(fold) == about else []
+                    heard = known if live_claim(fold) == about else []
                     take = decide_claim(fold, heard, ack_wait_s=journal.ack_wait_s, now=now)
                     if not isinstance(take, Take):
                         return None
@@ -60,16 +60,12 @@ async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) 
                     )
 
                 claim = await journal.append(due)
-                if claim is not None and _live(journal.fold) == claim.n:
+                if claim is not None and live_claim(journal.fold) == claim.n:
                     journal.claim = claim.n
                     return
                 answers = []
             case other:
                 assert_never(other)
-
-
-def _live(fold: Fold) -> int:
-    return fold.claim.n if fold.claim else 0
 
 
 def _held(journal: Journal, worker: str, silent: bool) -> StoreLocked:

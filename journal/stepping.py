@@ -73,14 +73,7 @@ async def do_step(
         if (journal.fold.iteration, journal.fold.attempt) != turn:
             what = f"the turn that called {call.step} has ended"
             raise ConcurrentUse(what, run_id=journal.run_id)
-        decision = decide_step(
-            journal.fold,
-            call,
-            attempted=journal.attempted,
-            earlier_over=earlier_over,
-            honoured=ways.honoured,
-            key=ways.key,
-        )
+        decision = _decision(journal, journal.fold, call, earlier_over, ways)
         match decision:
             case Reuse(completed):
                 return completed
@@ -94,7 +87,7 @@ async def do_step(
                     return settled
             case Run():
                 _check_claimed(journal)
-                _check_stop(journal)
+                check_stop(journal)
                 if (other := _beside_unknown(journal, journal.fold, call)) is not None:
                     raise indeterminate(journal, other)
                 if ways.superseded(journal.fold):
@@ -141,6 +134,19 @@ async def _run(
         return None  # the table says Ask now, and the policy settles it
 
 
+def _decision(
+    journal: Journal, fold: Fold, call: Call, earlier_over: bool, ways: Ways
+) -> StepDecision:
+    return decide_step(
+        fold,
+        call,
+        attempted=journal.attempted,
+        earlier_over=earlier_over,
+        honoured=ways.honoured,
+        key=ways.key,
+    )
+
+
 def _check_open(journal: Journal) -> None:
     fold = journal.fold
     if fold.finished:
@@ -164,7 +170,7 @@ def _check_claimed(journal: Journal) -> None:
         )
 
 
-def _check_stop(journal: Journal) -> None:
+def check_stop(journal: Journal) -> None:
     """Nothing new is started on a run that is cancelled, or that this worker gives up."""
     if journal.fold.cancel is not None or journal.stop == "cancel":
         raise RunCancelled(f"run {journal.run_id} was cancelled", run_id=journal.run_id)
@@ -214,14 +220,7 @@ async def _start(
             return None
         if (fold.iteration, fold.attempt) != turn or _beside_unknown(journal, fold, call):
             return None
-        now: StepDecision = decide_step(
-            fold,
-            call,
-            attempted=journal.attempted,
-            earlier_over=earlier_over,
-            honoured=ways.honoured,
-            key=ways.key,
-        )
+        now = _decision(journal, fold, call, earlier_over, ways)
         return body if now == decision else None
 
     published = time.monotonic()

@@ -170,7 +170,7 @@ def unknown_steps(fold: Fold) -> tuple[UnknownStep, ...]:
 
 def waiting_on(fold: Fold, *, held: bool = False, now: str = "") -> tuple[WaitingOn, ...]:
     """Who acts next (R7); empty where the run has ended."""
-    since = instant(fold.wait.at if fold.wait else fold.head_at)
+    since = waiting_since(fold)
     run = fold.started.run if fold.started else ""
     match fold.status(held=held, now=now):
         case "running" if held or fold.claim is not None:
@@ -199,8 +199,18 @@ def waiting_on(fold: Fold, *, held: bool = False, now: str = "") -> tuple[Waitin
             return ()
 
 
+def waiting_since(fold: Fold) -> datetime:
+    """Since when the run is as it is."""
+    return instant(fold.wait.at if fold.wait else fold.head_at)
+
+
+def waiting_until(fold: Fold) -> datetime | None:
+    """When its wait ends by itself."""
+    return instant(fold.wait.until) if fold.wait and fold.wait.until else None
+
+
 def _on_people(fold: Fold, run: str, since: datetime) -> tuple[WaitingOn, ...]:
-    until = instant(fold.wait.until) if fold.wait and fold.wait.until else None
+    until = waiting_until(fold)
     unknown = tuple(
         WaitingOn(what="reconcile", since=since, ended_by=f"`runfold reconcile {run} {step.step}`")
         for step in unknown_steps(fold)
@@ -217,7 +227,7 @@ def _on_people(fold: Fold, run: str, since: datetime) -> tuple[WaitingOn, ...]:
 def _on_wait(fold: Fold, run: str, since: datetime) -> tuple[WaitingOn, ...]:
     wait = fold.wait
     assert wait is not None
-    until = instant(wait.until) if wait.until else None
+    until = waiting_until(fold)
     found: list[WaitingOn] = []
     if wait.resume or (wait.why == "retry" and not wait.until):
         ended_by = f"`runfold resume {run}`; it stopped because: {wait.reason}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
-from .records import Asked, Commit, Park, RunCompleted, Status
+from .records import NO_WAITS, Asked, Commit, Park, RunCompleted, Status
 
 if TYPE_CHECKING:
     from .fold import Fold
@@ -47,7 +47,7 @@ def wait_of(record: Park | Commit) -> Wait | None:
             steps=record.steps,
         )
     waits = record.waits
-    if not (waits.until or waits.until_input or waits.until_child or waits.resume):
+    if waits == NO_WAITS:
         return None
     return Wait(
         n=record.n,
@@ -64,7 +64,7 @@ def wait_of(record: Park | Commit) -> Wait | None:
 def runnable(fold: Fold, now: str = "") -> bool:
     """Whether a holder would have something to do. `now`: an instant, as records write it; without
     one no wait for a time is over."""
-    if any(step.needs_person for step in fold.open.values()):
+    if needs_person(fold):
         return False
     if fold.cancel is not None:
         return True
@@ -85,6 +85,11 @@ def runnable(fold: Fold, now: str = "") -> bool:
     if fold.unknown():  # its policy settles it
         return True
     return _calls_to_make(fold)
+
+
+def needs_person(fold: Fold) -> bool:
+    """Whether a write is unknown that only a person can settle."""
+    return any(step.needs_person for step in fold.open.values())
 
 
 def asked(fold: Fold) -> list[Asked]:
@@ -113,7 +118,7 @@ def other_code_may(fold: Fold, revision: str) -> bool:
         and wait.why == "pause"
         and bool(fold.mismatched)
         and revision not in fold.mismatched
-        and not any(step.needs_person for step in fold.open.values())
+        and not needs_person(fold)
     )
 
 
@@ -165,7 +170,7 @@ def status(fold: Fold, *, held: bool = False, now: str = "") -> Status:
             pass
     if held or fold.claim is not None or runnable(fold, now):
         return "running"
-    if any(step.needs_person for step in fold.open.values()):
+    if needs_person(fold):
         return "indeterminate"
     if fold.wait is not None and fold.wait.resume:
         return "paused"

@@ -21,14 +21,13 @@ from journal.stores.jetstream import JetStreamStore
 from journal.views import instant
 from journal.waits import instant_text
 from worker.inbox import told
+from worker.sweep import FRESH_S
 
 UNFINISHED = frozenset(
     {"running", "waiting", "paused", "awaiting_approval", "indeterminate", "newer", "damaged"}
 )
 RUNS_MAX = 2000
 PROGRESS_RUNS = 200
-FRESH_S = 5.0
-"""What is younger is somebody's at work."""
 
 Problem: TypeAlias = Literal[
     "damaged", "newer", "no_task", "worker_gone", "overdue", "child_ended", "no_worker"

@@ -43,10 +43,7 @@ def read_input(text: str | None, json_text: str | None) -> Any:
     if text is not None and json_text is not None:
         raise UsageProblem("--input and --input-json exclude each other")
     if json_text is not None:
-        try:
-            value = parse_strict(json_text)
-        except BadJSON as error:
-            raise UsageProblem(f"--input-json is not JSON: {error}") from error
+        value = json_option("--input-json", json_text)
         if value is None:
             raise UsageProblem("--input-json null is no input")
         return value
@@ -64,6 +61,14 @@ def read_input(text: str | None, json_text: str | None) -> Any:
     return text
 
 
+def json_option(name: str, text: str, hint: str = "") -> Any:
+    """The value of an option that is JSON; raises UsageProblem."""
+    try:
+        return parse_strict(text)
+    except BadJSON as error:
+        raise UsageProblem(f"{name} is not JSON: {error}", hint=hint) from error
+
+
 def _decoded(data: bytes, where: str) -> str:
     try:
         return data.decode()
@@ -71,13 +76,27 @@ def _decoded(data: bytes, where: str) -> str:
         raise UsageProblem(f"{where} is not UTF-8") from error
 
 
-def load_agent(where: str) -> Agent:
-    """The Agent that FILE.py:NAME or dotted.module:NAME names; raises UsageProblem."""
+def agent_name(where: str) -> tuple[str, str]:
+    """The FILE.py or dotted.module, and the NAME in it; raises UsageProblem."""
     source, colon, attribute = where.rpartition(":")
     if not colon or not source or not attribute.isidentifier():
         raise UsageProblem(
             f"{shown(where, 300)} names no agent", hint="write FILE.py:NAME or dotted.module:NAME"
         )
+    return source, attribute
+
+
+def agent_file(source: str) -> Path:
+    """The file of a FILE.py; raises UsageProblem."""
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise UsageProblem(f"{shown(source, 300)}: no such file")
+    return path
+
+
+def load_agent(where: str) -> Agent:
+    """The Agent that FILE.py:NAME or dotted.module:NAME names; raises UsageProblem."""
+    source, attribute = agent_name(where)
     try:
         module = _module(source)
     except RunfoldError:
@@ -106,9 +125,7 @@ def _module(source: str) -> Any:
     if not source.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(source)
-    path = Path(source).resolve()
-    if not path.is_file():
-        raise UsageProblem(f"{shown(source, 300)}: no such file")
+    path = agent_file(source)
     spec = importlib.util.spec_from_file_location(f"_runfold_agent_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -20,7 +20,6 @@ from journal.errors import (
     ConcurrentUse,
     Fenced,
     ReplayMismatch,
-    RunCancelled,
     RunfoldError,
     StepFailed,
 )
@@ -39,14 +38,15 @@ from journal.records import (
     StepError,
     StepStarted,
 )
-from journal.stepping import Draining
+from journal.stepping import check_stop
 from journal.steps import Probe, completed_value, make_call
 from journal.unknown import Ways
-from journal.values import marker_digest, normalise, recordable
+from journal.values import Unrecordable, marker_digest, normalise, recordable
 
 from .agent import Agent
-from .calls import AwaitDecisions, BoundReached, Unrecordable, perform_call, text_of
+from .calls import AwaitDecisions, BoundReached, model_failed, perform_call
 from .children import answer_of, spawning
+from .gate import AGAIN
 from .tools import OnUnknown, Replay, ToolCall
 
 T = TypeVar("T")
@@ -137,13 +137,7 @@ class Context:
             try:
                 value = await fn()
             except Exception as error:
-                raise StepFailed(
-                    f"run {self.run_id}: the model call {position} failed: "
-                    f"{type(error).__name__}: {text_of(error)}",
-                    step=position,
-                    run_id=self.run_id,
-                    hint="nothing of it was recorded; run again to go on from here",
-                ) from error
+                raise model_failed(self.journal, position, error) from error
             return StepCompleted(
                 step=position, result=recordable(value, f"the result of {position}")
             )
@@ -223,8 +217,7 @@ class Context:
         interrupted is not simply made again (R27)."""
         text = call.approval
         if made.digest in self.journal.fold.interrupted:
-            again = "the same call was interrupted before and may have taken effect"
-            text = f"{text}; {again}" if text else again
+            text = f"{text}; {AGAIN}" if text else AGAIN
         if text is None:
             return 0
         digest_ = marker_digest(self.run_id, made.step, made.digest, text, "")
@@ -309,12 +302,13 @@ class Context:
                 self.ended = ConcurrentUse(f"turn {self.iteration} has ended", run_id=run)
             elif self.journal.lost:
                 self.ended = Fenced(f"run {run} is no longer held here", run_id=run)
-            elif self.journal.stop == "cancel" or self.journal.fold.cancel is not None:
-                self.ended = RunCancelled(f"run {run} was cancelled", run_id=run)
-            elif self.journal.stop == "drain":
-                self.ended = Draining(f"run {run} is handed over", run_id=run)
         if self.ended is not None:
             raise self.ended
+        try:
+            check_stop(self.journal)
+        except RunfoldError as error:
+            self.ended = error
+            raise
 
     def check_cut_off(self) -> None:
         """A turn that cut off a durable call of its own has failed: nobody knows what it saw."""

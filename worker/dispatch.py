@@ -26,6 +26,7 @@ from journal.claims import (
     Take,
     TaskDecision,
     decide_task,
+    live_claim,
 )
 from journal.errors import JournalDamaged, RunfoldError
 from journal.fold import Fold
@@ -139,7 +140,7 @@ class Dispatcher:
                     await asyncio.sleep(after_s)
                     answers.append(await self.store.ask(worker, run.run_id, claim))
                     await run.refresh()
-                    if run.fold.claim is None or run.fold.claim.n != claim:
+                    if live_claim(run.fold) != claim:
                         answers = []
                 case Take():
                     held = await self._take(run, task, lease, answers)
@@ -197,12 +198,11 @@ class Dispatcher:
         if key is None:
             lease.nak(min(1.0, 0.1 * task.delivery))
             raise RunfoldError(f"another run of key {started.key} is active", run_id=run.run_id)
-        about = run.fold.claim.n if run.fold.claim else 0
+        about = live_claim(run.fold)
         restarts: list[int] = []
 
         def due(fold: Fold) -> Claim | None:
-            live = fold.claim.n if fold.claim else 0
-            now = self._decision(fold, task, answers if live == about else [])
+            now = self._decision(fold, task, answers if live_claim(fold) == about else [])
             if not isinstance(now, Take):
                 return None
             restarts[:] = [fold.restarts + (fold.claim is not None)] if now.lost else [0]
@@ -221,7 +221,7 @@ class Dispatcher:
         except BaseException:
             key()
             raise
-        if claim is None or run.fold.claim is None or run.fold.claim.n != claim.n:
+        if claim is None or live_claim(run.fold) != claim.n:
             key()
             return None
         journal = Journal.claimed(run, claim, is_write=agent.is_unsafe, ack_wait_s=self.ack_wait_s)

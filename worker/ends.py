@@ -101,12 +101,7 @@ class Ends:
             )
             return None if would_go_on(fold, park) else park
 
-        if why == "reconcile" and not needed:
-            # the journal must say that a person is asked, where a policy would settle it (R7)
-            needed = any(
-                step.unknown and not step.needs_person for step in journal.fold.open.values()
-            )
-        if needed:
+        if needed or (why == "reconcile" and self._overrules_policy()):
             await journal.append(record)
         else:
             self.rests = record(journal.fold) is not None
@@ -275,19 +270,12 @@ class Ends:
         await journal.append(record)
         return None
 
-    async def restart_limit(self, lost: int) -> None:
-        """The run is what its holders were lost over: a retriable failure (R52)."""
+    async def failed_untried(self, reason: str, detail: str) -> None:
+        """As failed_attempt, where no code of the run may be called any more: what is unknown is
+        settled without it, or by a person."""
         if not await self.settled():
             return await self._park_unknown()
-        detail = f"{lost} workers in a row were lost without moving the run on"
-        return await self.failed_attempt("restart_limit", detail)
-
-    async def deaf(self) -> None:
-        """The turn ignored its time limit, and may still run: that attempt has failed."""
-        if not await self.settled():
-            return await self._park_unknown()
-        detail = "the turn ignored its time limit and its cancellation"
-        return await self.failed_attempt("step_failed", detail)
+        return await self.failed_attempt(reason, detail)
 
     async def settled(self) -> bool:
         """Settle what is unknown where its policy needs no code; False: a person is asked."""
@@ -304,12 +292,15 @@ class Ends:
                 return None
             return Park(why="reconcile", iteration=fold.iteration, attempt=fold.attempt)
 
-        if self.journal.store.shared or not all(
-            s.needs_person for s in self.journal.fold.unknown()
-        ):
+        if self.journal.store.shared or self._overrules_policy():
             await self.journal.append(record)
         else:
             self.rests = True
+
+    def _overrules_policy(self) -> bool:
+        """Whether a park for a person must stand in the journal, on any store: else a policy would
+        settle the write (R7)."""
+        return any(not step.needs_person for step in self.journal.fold.unknown())
 
 
 def _instant(what: str, when: datetime) -> str:

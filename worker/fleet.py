@@ -103,12 +103,7 @@ class Fleet:
         )
         log = await Log.read(self.store, run, by=self.by)
         created = await doors.start_in(log, body)
-        fold = log.fold
-        if fold.started is not None and fold.claim is None and not fold.finished:
-            # Also of a repeat: the first one may have died before its task was stored.
-            started = fold.started
-            if created or fold.runnable():
-                await self.store.wake(run, started.agent, cause=fold.n, priority=started.priority)
+        await doors.wake(log)  # of a repeat, too: the first may have died in between
         return Started(run_id=run, created=created)
 
     async def get(self, run_id: str) -> RunState:

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 
 from journal import ids
 from journal.codec import Damage, Entry
-from journal.errors import JournalDamaged, NewerVersion, RunNotFound
+from journal.errors import JournalDamaged
 from journal.fold import Fold
 from journal.ids import RunId
+from journal.log import Log
 from journal.store import Loaded, Store
 from journal.stores.jetstream import JetStreamStore
 
@@ -69,8 +70,8 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncGenerat
     Raises RunNotFound; JournalDamaged and NewerVersion after the entries before that place.
     """
     run = ids.run_id(run_id)
-    fold = Fold()
-    tail = 0
+    log = Log(store, run, by="")
+    fold, tail = log.fold, 0
     async with watching(store, run) as watch:
         while True:
             damage: JournalDamaged | None = None
@@ -85,17 +86,7 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncGenerat
                     yield entry
             if damage is not None:
                 raise damage
-            if fold.newer is not None:
-                raise NewerVersion(
-                    f"run {run} holds a record this version can't read: {fold.newer}",
-                    run_id=run,
-                    hint="update this installation",
-                )
-            if fold.started is None:
-                what = "was purged" if fold.purged else "does not exist"
-                raise RunNotFound(
-                    f"run {run} {what}", run_id=run, hint="`runfold list` shows the runs"
-                )
+            log.check_runnable()
             if fold.finished:
                 return
             await watch.changed()

@@ -25,6 +25,7 @@ from journal.stepping import Draining
 
 from .agent import Agent
 from .ends import Clock
+from .events import first_of
 from .lease import Lease
 from .turns import carry_on
 
@@ -65,7 +66,6 @@ class Held:
         self._stubborn = stubborn
         self._ended = ended
         self._first = journal
-        self._turn: asyncio.Task[None] | None = None
         self._deaf = False
         self._told = asyncio.Event()
         self.forced = asyncio.Event()
@@ -111,7 +111,7 @@ class Held:
             self._ended()
 
     async def _work(self) -> None:
-        self._turn = turn = asyncio.create_task(self._carried(), name=f"run {self.run_id}")
+        turn = asyncio.create_task(self._carried(), name=f"run {self.run_id}")
         watch = asyncio.create_task(self._watch(turn), name=f"heartbeat of run {self.run_id}")
         try:
             await asyncio.wait([turn, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -138,18 +138,11 @@ class Held:
 
     async def _let_end(self, turn: asyncio.Task[None]) -> None:
         """Wait for a cancelled turn, within the grace; a write in a thread is waited out by it."""
-        forced = asyncio.create_task(self.forced.wait())
-        try:
-            await asyncio.wait(
-                [turn, forced],
-                timeout=DEAF_S if self._deaf else self._grace_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not turn.done():
-                turn.cancel()
-                await asyncio.wait([turn], timeout=1.0)
-        finally:
-            forced.cancel()
+        grace_s = DEAF_S if self._deaf else self._grace_s
+        await first_of(self.forced, timeout_s=grace_s, tasks=[turn])
+        if not turn.done():
+            turn.cancel()
+            await asyncio.wait([turn], timeout=1.0)
 
     def _name_stubborn(self, turn: asyncio.Task[None]) -> None:
         where = _place(turn)
@@ -280,17 +273,7 @@ class Held:
 
     async def _pause(self) -> bool:
         """Until the next beat; True when the grace is over."""
-        told = asyncio.create_task(self._told.wait())
-        forced = asyncio.create_task(self.forced.wait())
-        try:
-            await asyncio.wait(
-                [told, forced],
-                timeout=min(self._ack_wait_s / 3, self._limit_in_s()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            told.cancel()
-            forced.cancel()
+        await first_of(self._told, self.forced, timeout_s=self._beat_s())
         self._told.clear()
         return self.forced.is_set()
 
@@ -299,6 +282,10 @@ class Held:
         limits = self.journal.limits.values()
         ends_at = min(limits, default=math.inf) + DEAF_S
         return max(0.0, ends_at - asyncio.get_running_loop().time())
+
+    def _beat_s(self) -> float:
+        """Until the next heartbeat, or a time limit before it."""
+        return min(self._ack_wait_s / 3, self._limit_in_s())
 
     def _past_limit(self) -> bool:
         return self._limit_in_s() <= 0
@@ -329,17 +316,7 @@ class Held:
             if await self._still_ours() is False:
                 self._lease.leave()
             self._lease.hold()
-            idle = asyncio.create_task(self.journal.idle.wait())
-            forced = asyncio.create_task(self.forced.wait())
-            try:
-                await asyncio.wait(
-                    [idle, forced],
-                    timeout=min(self._ack_wait_s / 3, self._limit_in_s()),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            finally:
-                idle.cancel()
-                forced.cancel()
+            await first_of(self.journal.idle, self.forced, timeout_s=self._beat_s())
 
 
 def _place(task: asyncio.Task[None]) -> str:

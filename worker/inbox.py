@@ -15,7 +15,14 @@ from journal.log import Log
 from journal.messages import JSON
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
-from journal.views import Pending, UnknownStep, instant, pending_calls, unknown_steps
+from journal.views import (
+    Pending,
+    UnknownStep,
+    pending_calls,
+    unknown_steps,
+    waiting_since,
+    waiting_until,
+)
 from journal.waits import instant_text
 
 FOR_PEOPLE = frozenset({"awaiting_approval", "indeterminate", "paused", "damaged", "newer"})
@@ -86,7 +93,7 @@ async def _items(store: Store, run: RunId) -> list[InboxItem]:
     except JournalDamaged as damage:
         return [InboxItem(kind="operator", run=run, text=damage.message, status="damaged")]
     fold = log.fold
-    since = _since(fold)
+    since = waiting_since(fold)
     if fold.newer is not None:
         text = f"a newer version wrote to it: {fold.newer}; update this installation"
         return [InboxItem(kind="operator", run=run, text=text, since=since, status="newer")]
@@ -107,7 +114,7 @@ async def _items(store: Store, run: RunId) -> list[InboxItem]:
                 agent=fold.started.agent,
                 text=fold.wait.reason,
                 since=since,
-                until=_until(fold),
+                until=waiting_until(fold),
                 status=status,
             )
         )
@@ -122,7 +129,7 @@ def _unknown(fold: Fold, step: UnknownStep, status: str) -> InboxItem:
         agent=fold.started.agent,
         step=step.step,
         text="it may or may not have happened",
-        since=_since(fold),
+        since=waiting_since(fold),
         status=status,
         tool=step.tool,
         input=step.input,
@@ -141,17 +148,9 @@ def _pending(fold: Fold, call: Pending, status: str) -> InboxItem:
         marker=call.marker,
         step=call.step,
         text=call.text,
-        since=_since(fold),
-        until=_until(fold),
+        since=waiting_since(fold),
+        until=waiting_until(fold),
         status=status,
         tool=call.tool,
         input=call.input,
     )
-
-
-def _since(fold: Fold) -> datetime:
-    return instant(fold.wait.at if fold.wait else fold.head_at)
-
-
-def _until(fold: Fold) -> datetime | None:
-    return instant(fold.wait.until) if fold.wait and fold.wait.until else None

@@ -52,27 +52,22 @@ async def invoke(
         # A copy: a tool that changes it in place does not change what is recorded.
         copy = msgspec.structs.replace(call, input=deepcopy(call.input))
         arguments[tool.call_parameter] = copy
-    try:
-        if inspect.iscoroutinefunction(tool.fn):
-            result = await _in_task(tool.spec.name, tool.timeout_s, tool.fn(**arguments))
-        else:
-            result = await _in_thread(tool, arguments, keep)
-    except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
-        meaning = _meaning(task, tool.spec.name, error)
-        if meaning is error:
-            raise
-        raise meaning from error
-    if task.cancelling():
-        raise asyncio.CancelledError  # the function swallowed it
-    return result
+    if inspect.iscoroutinefunction(tool.fn):
+        return await limited(tool.spec.name, tool.timeout_s, tool.fn(**arguments))
+    return await _judged(tool.spec.name, _in_thread(tool, arguments, keep))
 
 
 async def limited(name: str, timeout_s: float, call: Awaitable[Any]) -> object:
     """Await an async call for at most `timeout_s`; as `invoke` in what comes out."""
+    return await _judged(name, _in_task(name, timeout_s, call))
+
+
+async def _judged(name: str, work: Awaitable[object]) -> object:
+    """What a tool's own work comes to, in the terms of `invoke`."""
     task = asyncio.current_task()
     assert task is not None
     try:
-        result = await _in_task(name, timeout_s, call)
+        result = await work
     except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
         meaning = _meaning(task, name, error)
         if meaning is error:

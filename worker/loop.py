@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import msgspec
 from msgspec import Struct
 
-from journal.errors import ReplayMismatch, StepFailed
+from journal.errors import ReplayMismatch
 from journal.fold import Fold
 from journal.grouped import Job
 from journal.handle import Journal
@@ -25,7 +25,14 @@ from journal.unknown import NO_WAYS, Superseded, Ways, doubt, indeterminate, wai
 from journal.values import recordable
 
 from .agent import Agent, Complete, Continue, Fail, Next
-from .calls import TEXT_CHARS_MAX, AwaitDecisions, perform_tool, text_of
+from .calls import (
+    TEXT_CHARS_MAX,
+    AwaitDecisions,
+    model_failed,
+    perform_tool,
+    step_failed,
+    text_of,
+)
 from .context import Context
 from .replies import (
     ILL_FORMED,
@@ -144,9 +151,7 @@ async def _model_step(journal: Journal, agent: Agent, talk: Talk) -> StepComplet
         try:
             reply = await agent.model.reply(tuple(talk.messages), specs, preview=preview)
         except Exception as error:
-            what = f"the model call {step} failed: {type(error).__name__}: {text_of(error)}"
-            hint = "nothing of it was recorded; run again to go on from here"
-            raise _step_failed(journal, step, what, hint) from error
+            raise model_failed(journal, step, error) from error
         return _reply_record(journal, agent, talk.n, reply)
 
     def to_place(fold: Fold) -> bool:
@@ -187,22 +192,15 @@ def _reply_record(journal: Journal, agent: Agent, n: int, reply: object) -> Step
     except (msgspec.ValidationError, TypeError) as error:
         hint = "mend the model's adapter; nothing of it was recorded"
         what = f"the model of {step} returned no Reply: {error}"
-        raise _step_failed(journal, step, what, hint) from error
+        raise step_failed(journal, step, what, hint) from error
     result = recordable(plain, f"the reply of {step}")
     try:
         verdicts = judge_reply(agent, journal.run_id, n, checked, journal.fold.interrupted)
     except Exception as error:  # the gate is the application's code
         kind = type(error).__name__
         what = f"the gate failed on the calls of {step}: {kind}: {text_of(error)}"
-        raise _step_failed(
-            journal, step, what, "mend the gate; the model is asked again"
-        ) from error
+        raise step_failed(journal, step, what, "mend the gate; the model is asked again") from error
     return StepCompleted(step=step, result=result, verdicts=verdicts)
-
-
-def _step_failed(journal: Journal, step: str, what: str, hint: str) -> StepFailed:
-    run = journal.run_id
-    return StepFailed(f"run {run}: {what}", step=step, run_id=run, hint=hint)
 
 
 # ---- the calls -------------------------------------------------------------------------------

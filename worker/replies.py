@@ -31,7 +31,7 @@ from journal.steps import Call, Run, decide_step, make_call
 from journal.values import call_digest, marker_digest
 
 from .agent import Agent
-from .gate import Allow, Deny, GateDecision, NeedsApproval, check_decision
+from .gate import AGAIN, Allow, Deny, GateDecision, NeedsApproval, check_decision
 from .tools import BadArguments, Tool
 
 TOO_MANY = "too_many_calls"
@@ -141,12 +141,11 @@ def judge_call(
 
 def _held(decision: GateDecision) -> GateDecision:
     """What the gate says of a call that was interrupted before: a person is asked (R27)."""
-    again = "the same call was interrupted before and may have taken effect"
     match decision:
         case Allow():
-            return NeedsApproval(again)
+            return NeedsApproval(AGAIN)
         case NeedsApproval(text):
-            return NeedsApproval(f"{text}; {again}")
+            return NeedsApproval(f"{text}; {AGAIN}")
         case Deny():
             return decision
 

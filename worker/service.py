@@ -27,6 +27,7 @@ from journal.stores.tasks_pull import Puller
 
 from .agent import Agent
 from .dispatch import Dispatcher
+from .events import first_of
 from .health import Health
 from .sweep import RESTING, RUNNING, sweep
 from .watchdog import Watchdog
@@ -178,20 +179,12 @@ class Worker:
 
     async def _drain(self) -> None:
         assert self._dispatcher is not None
-        forced = asyncio.create_task(self._forced.wait())
-        try:
-            deadline = time.monotonic() + self._grace_s
-            while self._works and not forced.done():
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                await asyncio.wait(
-                    [*self._works, forced],
-                    timeout=left_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-        finally:
-            forced.cancel()
+        deadline = time.monotonic() + self._grace_s
+        while self._works and not self._forced.is_set():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            await first_of(self._forced, timeout_s=left_s, tasks=self._works)
         for held in list(self._dispatcher.held.values()):
             log.warning(
                 "run %s did not come to its next step in time: it is cut off; of a write nobody "

@@ -33,6 +33,7 @@ from journal.handle import Journal
 from journal.stepping import Draining
 from journal.unknown import RetryLater, indeterminate
 from journal.values import Unrecordable
+from journal.waits import needs_person
 
 from .agent import Agent, Complete, Continue, Fail, Next, Pause
 from .calls import TEXT_CHARS_MAX, AwaitDecisions, BoundReached, text_of
@@ -77,14 +78,16 @@ async def carry_on(
         fold = journal.fold
         if fold.cancel is not None:
             await ends.cancelled()
-        elif any(step.needs_person for step in fold.open.values()):
+        elif needs_person(fold):
             await ends.park("reconcile")
         elif lost:
-            await ends.restart_limit(lost)
+            detail = f"{lost} workers in a row were lost without moving the run on"
+            await ends.failed_untried("restart_limit", detail)
         elif ends.over():
             await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
         elif deaf:
-            await ends.deaf()
+            detail = "the turn ignored its time limit and its cancellation"
+            await ends.failed_untried("step_failed", detail)
         elif agent.handler is not None and fold.iteration >= agent.bounds.iterations:
             await ends.fail("iterations", f"{fold.iteration} turns made")
         else:

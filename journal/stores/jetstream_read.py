@@ -97,31 +97,39 @@ class Reader:
 
     # ---- one journal ------------------------------------------------------------------------
 
-    async def load(self, subject: str, run_id: RunId, after: int) -> Loaded:
-        """Everything on the subject after sequence `after`, up to the last the leader names."""
+    async def load(
+        self, subject: str, run_id: RunId, after: int, tail: int | None = None
+    ) -> Loaded:
+        """Everything on the subject after sequence `after`, up to the last the leader names, or
+        has just named: `tail`."""
         patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
         again = False
         while True:
-            tail = await self._tail(subject, after, patience)
+            if tail is None:
+                tail = await self._tail(subject, after, patience)
             stored = await self._between(subject, after, tail, patience)
             if stored is None:
                 await patience.pause("its tail was removed while it was read")
+                tail = None
                 continue
             entries = self._entries(stored, subject, run_id)
             if again or not _trimmed_meanwhile(entries):
                 return Loaded(entries, tail)
             again = True  # what is still missing then was missing before
+            tail = None
 
     async def resume(self, subject: str, run_id: RunId) -> Loaded:
         """The first record and everything from the restart point that the last one names; all of
         it where it names none, or one that is not there."""
         patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
         last = await self.last(subject, patience)
-        point = 0 if last is None else _commit(last.headers)
-        if last is not None and point < 0:
+        if last is None:
+            return Loaded((), 0)
+        point = _commit(last.headers)
+        if point < 0:
             point = last.seq
-        if last is not None and 0 < point <= last.seq:
-            rest = await self.load(subject, run_id, point - 1)
+        if 0 < point <= last.seq:
+            rest = await self.load(subject, run_id, point - 1, last.seq)
             first = await self._patiently({"seq": 1, "next_by_subj": subject}, patience)
             if first is not None and rest.entries and rest.entries[0].position == point:
                 (entry,) = self._entries([first], subject, run_id)
@@ -129,7 +137,7 @@ class Reader:
                     return rest
                 if first.seq < point and entry.record.n == 1:
                     return Loaded((entry, *rest.entries), rest.tail)
-        return await self.load(subject, run_id, 0)
+        return await self.load(subject, run_id, 0, last.seq)
 
     async def last(self, subject: str, patience: Patience) -> Stored | None:
         """The leader's last message on the subject."""
@@ -144,15 +152,8 @@ class Reader:
         """The last sequence, at least `after`. nats-server 2.15.1: a leader that was paused and
         deposed answers with an old one; what ends before what is known already is stale."""
         while True:
-            found = await self._from_leader({"last_by_subj": subject})
-            match found:
-                case str():
-                    await patience.pause(found)
-                    continue
-                case None:
-                    tail = 0
-                case _:
-                    tail = found.seq
+            last = await self.last(subject, patience)
+            tail = last.seq if last is not None else 0
             if tail >= after:
                 return tail
             await patience.pause(f"the leader names {tail} as its last, before {after}")

@@ -9,9 +9,9 @@ import typer
 from journal.doors import signal
 from journal.ids import marker_run
 from journal.ids import run_id as checked_run_id
-from journal.values import BadJSON, parse_strict
 
 from ..frame import UsageProblem, execute
+from ..loading import json_option
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened, user
 from ..terminal import emit_json, say
 
@@ -90,11 +90,8 @@ def reconcile(
         if start is not None:
             payload["start"] = start
         if done is not None:
-            try:
-                payload["result"] = parse_strict(done)
-            except BadJSON as error:
-                hint = "quote a text: '\"TICKET-7\"', or use --done-text"
-                raise UsageProblem(f"--done is not JSON: {error}", hint=hint) from error
+            hint = "quote a text: '\"TICKET-7\"', or use --done-text"
+            payload["result"] = json_option("--done", done, hint)
         if done_text is not None:
             payload["result"] = done_text
         run = checked_run_id(id)

@@ -17,7 +17,8 @@ from journal.limits import CONCURRENCY
 from journal.stores.provision import provision
 from worker.server import EmbeddedServer
 
-from ..frame import UsageProblem, execute
+from ..frame import execute
+from ..loading import agent_file, agent_name
 from ..options import NamespaceOption
 from ..reloading import Reloading
 from ..store import HOME
@@ -84,18 +85,8 @@ def _folders(agents: list[str]) -> list[Path]:
     """Where the agents' files are: what to watch."""
     found: set[Path] = set()
     for agent in agents:
-        source, colon, _ = agent.rpartition(":")
-        if not colon or not source:
-            raise UsageProblem(
-                f"{agent!r} names no agent", hint="write FILE.py:NAME or dotted.module:NAME"
-            )
-        path = Path(source).resolve()
-        if not source.endswith(".py"):
-            found.add(Path.cwd())
-        elif path.is_file():
-            found.add(path.parent)
-        else:
-            raise UsageProblem(f"{source}: no such file")
+        source, _ = agent_name(agent)
+        found.add(agent_file(source).parent if source.endswith(".py") else Path.cwd())
     return sorted(folder for folder in found if not found & set(folder.parents))
 
 

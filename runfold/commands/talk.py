@@ -11,11 +11,10 @@ from journal.escape import visible, visible_json
 from journal.ids import run_id as checked_run_id
 from journal.inputs import InputState
 from journal.limits import WAIT_MAX_S
-from journal.values import BadJSON, parse_strict
 from worker.fleet import Fleet
 
 from ..frame import UsageProblem, execute
-from ..loading import read_input
+from ..loading import json_option, read_input
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened, user
 from ..terminal import emit_json, say
 from .decide import RequestOption, send_signal
@@ -66,10 +65,7 @@ def send(
             raise UsageProblem("TEXT and --input-json exclude each other")
         content = read_input(text, None)
         if input_json is not None:
-            try:
-                content = parse_strict(input_json)
-            except BadJSON as error:
-                raise UsageProblem(f"--input-json is not JSON: {error}") from error
+            content = json_option("--input-json", input_json)
         elif text is None:
             raise UsageProblem("say what: TEXT or --input-json JSON")
         return await _input(

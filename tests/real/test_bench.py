@@ -23,18 +23,22 @@ RATE = {"rate_over_floor", "floor_appends_s", "product_appends_s", "cpu_ms_per_s
 RANGE = {"ratio_low", "ratio_high"}
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
-    """What `runfold bench --quick --json` printed, its progress, and where it kept its files."""
-    folder = tmp_path_factory.mktemp("bench")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("runfold"), "bench", "--quick", "--json"],
+def measured(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("runfold"), "bench", *words, "--json"],
         capture_output=True,
         timeout=200,
         check=False,
         text=True,
         env=os.environ | {"TMPDIR": str(folder)},
     )
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+    """What `runfold bench --quick --json` printed, its progress, and where it kept its files."""
+    folder = tmp_path_factory.mktemp("bench")
+    done = measured(folder, "--quick")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr, folder
 
@@ -95,14 +99,7 @@ def working_directory(pid: str) -> str:
 
 
 def test_the_fleet_is_measured_beside_the_raw_floor(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("runfold"), "bench", "fleet", "--quick", "--json"],
-        capture_output=True,
-        timeout=200,
-        check=False,
-        text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-    )
+    done = measured(tmp_path, "fleet", "--quick")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rates = {"runs_s", "steps_s", "records_s", "floor_appends_s", "records_over_floor"}
