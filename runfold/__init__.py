@@ -52,6 +52,7 @@ from journal.errors import (  # noqa: E402
     ToolError,
     Transient,
 )
+from journal.fleet import Fleet  # noqa: E402
 from journal.handle import Journal  # noqa: E402
 from journal.ids import Marker, RunId, new_run_id, valid_run_id  # noqa: E402
 from journal.inputs import InputState  # noqa: E402
@@ -97,8 +98,8 @@ from worker.agent import (  # noqa: E402
     turn,
 )
 from worker.context import Call, Context, Input, ToolResult  # noqa: E402
-from worker.fleet import Fleet, connect  # noqa: E402
 from worker.gate import Allow, Deny, Gate, NeedsApproval, PolicyGate  # noqa: E402
+from worker.opening import connect  # noqa: E402
 from worker.runner import run  # noqa: E402
 from worker.server import EmbeddedServer  # noqa: E402
 from worker.service import Worker  # noqa: E402

@@ -20,6 +20,7 @@ from statistics import median
 from time import perf_counter, time
 from typing import Any
 
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.records import Claim, Release, RunCompleted
 from journal.store import Store
@@ -28,7 +29,6 @@ from journal.stores.provision import provision
 from journal.views import AwaitingApproval, Completed, instant
 from worker.agent import Complete, Next, turn
 from worker.context import Call, Context
-from worker.fleet import Fleet
 from worker.server import EmbeddedServer
 from worker.service import Worker
 from worker.tools import SAFE, UNSAFE, ToolCall

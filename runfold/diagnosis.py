@@ -15,12 +15,12 @@ from msgspec import Struct
 from journal.errors import JournalDamaged
 from journal.fold import Fold
 from journal.ids import RunId
+from journal.inbox import told
 from journal.log import Log
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
 from journal.views import instant
 from journal.waits import instant_text
-from worker.inbox import told
 from worker.sweep import FRESH_S
 
 UNFINISHED = frozenset(

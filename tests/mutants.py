@@ -1226,7 +1226,7 @@ MUTANTS = [
     Mutant(
         "lapsed-settles",
         "a delivery that may have been superseded is not touched",
-        "worker/lease.py",
+        "journal/lease.py",
         "return not self._over and time.monotonic() - self._held_at < self._ack_wait_s / 2",
         "return not self._over",
         GUARDS + "test_a_delivery_is_touched_for_half_the_ack_wait_and_again_once_it_is_renewed",
@@ -1234,7 +1234,7 @@ MUTANTS = [
     Mutant(
         "left-settles",
         "a message that was left or settled is never touched again",
-        "worker/lease.py",
+        "journal/lease.py",
         "return not self._over and time",
         "return time",
         GUARDS + "test_a_message_that_was_left_or_settled_is_never_touched_again",

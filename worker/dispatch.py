@@ -32,6 +32,8 @@ from journal.errors import JournalDamaged, RunfoldError
 from journal.fold import Fold
 from journal.handle import Journal
 from journal.ids import RunId
+from journal.keys import Keys
+from journal.lease import Lease
 from journal.limits import REVISIT_S, STALE_PAUSE_S, STALE_READS
 from journal.log import Log
 from journal.owed import pay
@@ -43,8 +45,6 @@ from journal.waits import instant_text
 from .agent import Agent
 from .ends import Clock
 from .held import Held
-from .keys import Keys
-from .lease import Lease
 
 log = logging.getLogger("runfold")
 

@@ -19,6 +19,7 @@ from journal.doors import signal
 from journal.errors import Fenced, JournalDamaged, NewerVersion, RunfoldError, StoreUnavailable
 from journal.handle import Journal
 from journal.ids import RunId
+from journal.lease import Lease
 from journal.owed import pay
 from journal.records import Claim, Release, Signal
 from journal.stepping import Draining
@@ -26,7 +27,6 @@ from journal.stepping import Draining
 from .agent import Agent
 from .ends import Clock
 from .events import first_of
-from .lease import Lease
 from .turns import carry_on
 
 log = logging.getLogger("runfold")

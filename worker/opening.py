@@ -8,6 +8,7 @@ from pathlib import Path
 
 from journal import ids
 from journal.errors import InvalidId
+from journal.fleet import Fleet
 from journal.store import Store
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
@@ -60,3 +61,13 @@ async def embedded(namespace: str) -> AsyncGenerator[str, None]:
     async with EmbeddedServer(HOME) as server:
         await provision(server.url, namespace=namespace)
         yield server.url
+
+
+@asynccontextmanager
+async def connect(
+    url: str | None = None, *, namespace: str = "runfold", creds: str | None = None
+) -> AsyncGenerator[Fleet, None]:
+    """The fleet at `url`, as `open_store` takes it: without one, the embedded server of
+    `.runfold/`. Raises InvalidId, NotProvisioned, StoreUnavailable."""
+    async with open_store(url, namespace=namespace, creds=creds) as store:
+        yield Fleet(store)

@@ -8,11 +8,11 @@ import msgspec
 import typer
 
 from journal.escape import visible
+from journal.fleet import WORKERS_WAIT_S, Fleet, agents_of
 from journal.ids import run_id as checked_run_id
 from journal.limits import SWEEP_RUNS
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
-from worker.fleet import WORKERS_WAIT_S, Fleet, agents_of
 from worker.sweep import sweep
 
 from ..frame import UsageProblem, execute

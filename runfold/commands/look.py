@@ -13,12 +13,12 @@ from journal.errors import JournalDamaged
 from journal.escape import visible
 from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
+from journal.inbox import candidates
 from journal.limits import LIST_PAGE
 from journal.log import Log
 from journal.store import Store
 from journal.views import run_json
 from journal.waits import instant_text
-from worker.inbox import candidates
 
 from ..frame import UsageProblem, execute
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened

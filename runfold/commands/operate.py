@@ -8,12 +8,12 @@ import msgspec
 import typer
 
 from journal.escape import visible
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
 from journal.stores.file import FileStore
 from journal.stores.provision import inspect, provision
 from journal.stores.safety import Safety
-from worker.fleet import Fleet
 from worker.server import EmbeddedServer
 
 from ..bench import Bench, render

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.doors import Started
+from journal.fleet import Fleet
 from journal.ids import name as checked_name
 from journal.ids import new_run_id
 from journal.ids import run_id as checked_run_id
@@ -16,7 +17,6 @@ from journal.log import Log
 from journal.store import Store
 from journal.views import Waiting, run_json
 from journal.waits import instant_text
-from worker.fleet import Fleet
 from worker.runner import run
 
 from ..frame import UsageProblem, execute

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from journal.escape import visible, visible_json
+from journal.fleet import Fleet
 from journal.ids import run_id as checked_run_id
 from journal.inputs import InputState
 from journal.limits import WAIT_MAX_S
-from worker.fleet import Fleet
 
 from ..frame import UsageProblem, execute
 from ..loading import json_option, read_input

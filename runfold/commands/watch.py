@@ -13,10 +13,10 @@ import typer
 from journal.codec import Entry
 from journal.escape import visible, visible_json
 from journal.fold import Fold
+from journal.following import followed
 from journal.ids import run_id as checked_run_id
+from journal.inbox import InboxItem, inbox
 from journal.waits import instant_text
-from worker.following import followed
-from worker.inbox import InboxItem, inbox
 
 from ..frame import UsageProblem, execute
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened

@@ -33,13 +33,14 @@ from kit.build import (
 )
 from kit.turns import agent_of, begun
 
-import worker.lease
+import journal.lease
 from journal.claims import Delivery, Drop, Take, decide_task
 from journal.codec import Damage
 from journal.doors import submit
 from journal.errors import Fenced, StaleSignal, StoreLocked, StoreUnavailable
 from journal.handle import Journal
 from journal.ids import RunId
+from journal.lease import Lease
 from journal.log import Log as RunLog
 from journal.records import Claim, Release
 from journal.stepping import Draining
@@ -50,7 +51,6 @@ from worker.agent import Agent, Complete, Continue, Next
 from worker.context import Call, Context
 from worker.dispatch import Dispatcher
 from worker.held import Held
-from worker.lease import Lease
 from worker.runner import run
 from worker.tools import UNSAFE, ToolCall, read, write
 
@@ -85,7 +85,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of leases."""
     clock = Clock()
-    monkeypatch.setattr(worker.lease, "time", clock)
+    monkeypatch.setattr(journal.lease, "time", clock)
     return clock
 
 

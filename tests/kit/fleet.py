@@ -25,6 +25,7 @@ from kit.ledger import Ledger
 from kit.waiting import eventually
 
 from journal.codec import Entry
+from journal.fleet import Fleet
 from journal.fold import Fold
 from journal.ids import RunId
 from journal.records import Claim, Record
@@ -32,7 +33,6 @@ from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
 from journal.stores.tasks_message import consumer_name
 from journal.views import RunState
-from worker.fleet import Fleet
 
 WAIT_S = 40.0
 

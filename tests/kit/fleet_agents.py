@@ -23,13 +23,13 @@ from kit.ledger import Ledger
 
 from journal.codec import Entry
 from journal.errors import DecisionConflict, RunFinished, RunfoldError, StaleSignal
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.records import Park
 from journal.store import AppendAnswer
 from journal.stores.jetstream import JetStreamStore
 from worker.agent import Agent, Bounds, Complete, Continue, Next, Retry, turn
 from worker.context import Call, Context
-from worker.fleet import Fleet
 from worker.models.scripted import ScriptedModel, call, say
 from worker.service import Worker
 from worker.tools import SAFE, UNSAFE, ToolCall, write

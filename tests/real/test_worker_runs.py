@@ -17,6 +17,7 @@ from kit.ledger import Ledger
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.log import Log
 from journal.records import Claim, Park, Signal, StepCompleted, StepStarted
@@ -27,7 +28,7 @@ from runfold.testing import ScriptedModel, call, say
 from worker import runner
 from worker.agent import Agent, Bounds, Complete, Continue, Fail, Next, Pause, Retry, turn
 from worker.context import Call, Context
-from worker.fleet import Fleet, connect
+from worker.opening import connect
 from worker.service import Worker
 from worker.tools import SAFE, UNSAFE, Tool, ToolCall, read, write
 

@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from journal import ids
-from journal.codec import Damage, Entry
-from journal.errors import JournalDamaged
-from journal.fold import Fold
-from journal.ids import RunId
-from journal.log import Log
-from journal.store import Loaded, Store
-from journal.stores.jetstream import JetStreamStore
+from . import ids
+from .codec import Damage, Entry
+from .errors import JournalDamaged
+from .fold import Fold
+from .ids import RunId
+from .log import Log
+from .store import Loaded, Store
+from .stores.jetstream import JetStreamStore
 
 POLL_FIRST_S = 0.01
 POLL_S = 3.0

@@ -6,17 +6,17 @@ It owns nothing. On a directory it does the same, but nobody works there: `run()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from journal import doors, ids
-from journal.doors import Receipt, Started
-from journal.errors import (
+from . import doors, ids
+from .doors import Receipt, Started
+from .errors import (
     BadPayload,
     InvalidId,
     JournalDamaged,
@@ -24,23 +24,21 @@ from journal.errors import (
     RunNotFound,
     StaleSignal,
 )
-from journal.ids import RunId
-from journal.inputs import InputState, input_state
-from journal.limits import WAIT_MAX_S
-from journal.log import Log
-from journal.messages import JSON
-from journal.records import Mode, Record
-from journal.signals import AnySignal, Cancel, Resume, parse_request_id
-from journal.store import Store
-from journal.stores.jetstream import JetStreamStore
-from journal.stores.tasks import Backlog
-from journal.stores.tasks_message import PRIORITIES
-from journal.views import RunState, WaitingOn, run_state
-from journal.waits import instant_text
-
 from .following import followed, watching
+from .ids import RunId
 from .inbox import InboxItem, candidates, inbox, told
-from .opening import open_store
+from .inputs import InputState, input_state
+from .limits import WAIT_MAX_S
+from .log import Log
+from .messages import JSON
+from .records import Mode, Record
+from .signals import AnySignal, Cancel, Resume, parse_request_id
+from .store import Store
+from .stores.jetstream import JetStreamStore
+from .stores.tasks import Backlog
+from .stores.tasks_message import PRIORITIES
+from .views import RunState, WaitingOn, run_state
+from .waits import instant_text
 
 WORKERS_WAIT_S = 1.0
 """Workers answer from memory; those that don't within this have something else to worry about."""
@@ -316,13 +314,3 @@ def _unreadable(run: RunId, status: Any, why: str) -> RunState:
         records=0,
         model_calls=0,
     )
-
-
-@asynccontextmanager
-async def connect(
-    url: str | None = None, *, namespace: str = "runfold", creds: str | None = None
-) -> AsyncGenerator[Fleet, None]:
-    """The fleet at `url`, as `open_store` takes it: without one, the embedded server of
-    `.runfold/`. Raises InvalidId, NotProvisioned, StoreUnavailable."""
-    async with open_store(url, namespace=namespace, creds=creds) as store:
-        yield Fleet(store)

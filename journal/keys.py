@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 import msgspec
 from msgspec import Struct
 
-from journal.ids import RunId
-from journal.stores.jetstream import JetStreamStore
-from journal.values import digest
+from .ids import RunId
+from .stores.jetstream import JetStreamStore
+from .values import digest
 
 WAIT_S = 0.2
 """Answers come from memory; one that takes longer is missed: two runs of the key at once."""

@@ -8,14 +8,14 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from journal.errors import JournalDamaged
-from journal.fold import Fold
-from journal.ids import RunId
-from journal.log import Log
-from journal.messages import JSON
-from journal.store import Store
-from journal.stores.jetstream import JetStreamStore
-from journal.views import (
+from .errors import JournalDamaged
+from .fold import Fold
+from .ids import RunId
+from .log import Log
+from .messages import JSON
+from .store import Store
+from .stores.jetstream import JetStreamStore
+from .views import (
     Pending,
     UnknownStep,
     pending_calls,
@@ -23,7 +23,7 @@ from journal.views import (
     waiting_since,
     waiting_until,
 )
-from journal.waits import instant_text
+from .waits import instant_text
 
 FOR_PEOPLE = frozenset({"awaiting_approval", "indeterminate", "paused", "damaged", "newer"})
 

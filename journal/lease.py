@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from journal.stores.tasks import Task, TaskQueue
+from .stores.tasks import Task, TaskQueue
 
 
 class Lease:
