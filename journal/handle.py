@@ -245,11 +245,13 @@ class Journal(Log):
         """Write nothing any more: the run is somebody else's, or nobody knows."""
         self._stopped = self._given_up = True
 
-    async def append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
+    async def append(
+        self, decide: Callable[[Fold], Body | None], *, record_id: str = ""
+    ) -> Body | None:
         if self._turn.locked() and not self._busy:
             raise self._concurrent()
         async with self._turn:  # parallel calls, and the progress that calls report
-            return await super().append(decide)
+            return await super().append(decide, record_id=record_id)
 
     async def refresh(self) -> None:
         async with self._turn:

@@ -190,30 +190,36 @@ class Log:
 
     # ---- appending ----------------------------------------------------------------------------
 
-    async def append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
+    async def append(
+        self, decide: Callable[[Fold], Body | None], *, record_id: str = ""
+    ) -> Body | None:
         """Append what `decide` asks for at the tail; None where it says nothing is due any more.
 
         `decide` is pure and is asked again at every new tail. Raises what it raises; Fenced;
         TooLarge (nothing was sent); StoreUnavailable when the outcome stays unknown for the budget:
         then this handle is over, because the record may land later.
+
+        `record_id`: that of the record, for who can repeat the append from outside; none that the
+        fold has, or a later one of its writer (`Fold.repeats`).
         """
         if self._appending:
             raise self._concurrent()
         self._appending = True
         try:
-            return await self._append(decide)
+            return await self._append(decide, record_id)
         finally:
             self._appending = False
 
-    async def _append(self, decide: Callable[[Fold], Body | None]) -> Body | None:
+    async def _append(self, decide: Callable[[Fold], Body | None], record_id: str) -> Body | None:
         if self._stopped:
             raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
         self._check_newer()
         body = decide(self.fold)
         if body is None:
             return None
-        self._counter += 1
-        record_id = f"{self._nonce}-{self._counter}"
+        if not record_id:
+            self._counter += 1
+            record_id = f"{self._nonce}-{self._counter}"
         deadline = time.monotonic() + APPEND_BUDGET_S
         pause_s = 0.01
         record, entry = self._seal(body, record_id)

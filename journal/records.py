@@ -78,7 +78,10 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run.started"):
 
 
 class Claim(Record, frozen=True, kw_only=True, tag="claim"):
-    """By a worker that takes the run. Fences every earlier claim (R49)."""
+    """By a worker that takes the run. Fences every earlier claim (R49).
+
+    `remote`: it is known only by its requests over HTTP: its silence says nothing of its calls.
+    """
 
     worker: str
     revision: str
@@ -86,6 +89,7 @@ class Claim(Record, frozen=True, kw_only=True, tag="claim"):
     attempt: int = 1
     task: int = 0
     delivery: int = 0
+    remote: bool = False
 
 
 class Release(Record, frozen=True, kw_only=True, tag="release"):

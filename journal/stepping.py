@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .handle import Journal
 
 Refusal = TypeVar("Refusal", NotEncodable, TooLarge)
+Outcome = TypeVar("Outcome")
 Perform: TypeAlias = Callable[[StepStarted], Awaitable[StepCompleted]]
 
 
@@ -66,6 +67,50 @@ async def do_step(
     journal: Journal, call: Call, perform: Perform, ways: Ways = NO_WAYS
 ) -> StepCompleted:
     """Bring the step to its recorded result by the step table; raises what the table says."""
+
+    async def run(decision: Run, earlier_over: bool) -> StepCompleted | None:
+        return await _run(journal, call, decision, perform, earlier_over, ways)
+
+    return await _decided(journal, call, ways, run)
+
+
+async def start_step(
+    journal: Journal, call: Call, ways: Ways = NO_WAYS
+) -> StepStarted | StepCompleted:
+    """As do_step, for who makes the call elsewhere: its recorded start, or the result that the
+    step has without a call. `complete_step` records what the call came to."""
+
+    async def run(decision: Run, earlier_over: bool) -> StepStarted | StepCompleted | None:
+        try:
+            start = await _start(journal, call, decision, earlier_over, ways)
+        except NotCalled as never:
+            return await _not_called(journal, call, never)
+        if start is not None and start.replay == "unsafe":
+            journal.writing.add(start.n)
+        return start
+
+    return await _decided(journal, call, ways, run)
+
+
+async def complete_step(
+    journal: Journal, start: StepStarted, body: StepCompleted, record_id: str
+) -> StepCompleted:
+    """Record the result of a call that was made elsewhere. Raises Fenced; TooLarge: of a write it
+    stands in the journal then that it did happen (R16)."""
+    try:
+        completed = await _complete(journal, body, record_id)
+    except TooLarge as error:
+        raise await _did_happen(journal, start, error) from error
+    journal.writing.discard(start.n)
+    return completed
+
+
+async def _decided(
+    journal: Journal,
+    call: Call,
+    ways: Ways,
+    run: Callable[[Run, bool], Awaitable[Outcome | None]],
+) -> Outcome | StepCompleted:
     earlier_over = False
     turn = journal.fold.iteration, journal.fold.attempt
     while True:
@@ -92,9 +137,9 @@ async def do_step(
                     raise indeterminate(journal, other)
                 if ways.superseded(journal.fold):
                     raise Superseded
-                completed = await _run(journal, call, decision, perform, earlier_over, ways)
-                if completed is not None:
-                    return completed
+                outcome = await run(decision, earlier_over)
+                if outcome is not None:
+                    return outcome
                 earlier_over = False
             case Wait():
                 await wait_over(journal, decision.start)
@@ -125,13 +170,17 @@ async def _run(
             start = await _start(journal, call, decision, earlier_over, ways)
             return None if start is None else await _call(journal, start, perform)
     except NotCalled as never:
-        problem = StepError(type="not_called", message=never.why)
-        body = StepCompleted(step=call.step, error=problem, via="not_called")
-        return await _complete(journal, body)
+        return await _not_called(journal, call, never)
     except IndeterminateError:
         if call.policy == "reconcile":
             raise
         return None  # the table says Ask now, and the policy settles it
+
+
+async def _not_called(journal: Journal, call: Call, never: NotCalled) -> StepCompleted:
+    problem = StepError(type="not_called", message=never.why)
+    body = StepCompleted(step=call.step, error=problem, via="not_called")
+    return await _complete(journal, body)
 
 
 def _decision(
@@ -224,7 +273,7 @@ async def _start(
         return body if now == decision else None
 
     published = time.monotonic()
-    start = await journal.append(due)
+    start = await journal.append(due, record_id=ways.record_id)
     if start is None or not decision.unsafe:
         return start
     journal.attempted.add(start.n)
@@ -283,9 +332,9 @@ async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> R
     return error
 
 
-async def _complete(journal: Journal, body: StepCompleted) -> StepCompleted:
+async def _complete(journal: Journal, body: StepCompleted, record_id: str = "") -> StepCompleted:
     """Record a result of this process's own call: a fact, due while the step has none."""
-    completed = await journal.append(lambda fold: _if_unresolved(fold, body))
+    completed = await journal.append(lambda fold: _if_unresolved(fold, body), record_id=record_id)
     if completed is None:  # only another holder can have done that
         raise Fenced(f"step {body.step} was completed by somebody else", run_id=journal.run_id)
     return completed

@@ -43,10 +43,11 @@ class RetryLater(RunfoldError):
 class Ways(Struct, frozen=True):
     """Beside the journal: the `key` of the same safe call in an earlier attempt; the tool's
     `probe`; `honoured`, the unsafe step of an earlier attempt that this call is matched to (R44);
-    `unless`: where it is true of the fold nothing is started.
+    `unless`: where it is true of the fold nothing is started; `record_id`: that of the start.
     """
 
     key: str = ""
+    record_id: str = ""
     probe: Probe | None = None
     honoured: StepState | None = None
     unless: Callable[[Fold], bool] | None = None
@@ -179,7 +180,7 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     A lock is held as long as a call under it runs (Journal.close). On a shared store the worker is
     asked, and its yes counts for more than any deadline. Nobody counts as gone when it is said
     twice, the ack wait apart; or once, where the next holder adopted the run and so asked before;
-    or once the deadline has passed.
+    or once the deadline has passed. Of a remote worker's call only the deadline tells.
     """
     if journal.calls_on() or start.n in journal.left:
         return False
@@ -190,6 +191,8 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     if holder is None:  # no claim to ask about: only the deadline tells
         return late
     answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
+    if holder.remote:
+        return late and answer != "yes"
     after = next((claim for n, claim in journal.fold.claims.items() if n > holder.n), None)
     adopted = after is not None and after.reason == "adopted"
     if answer == "nobody" and not late and not adopted:

@@ -72,6 +72,15 @@ from journal.store import Appended, Conflict, Loaded, Store  # noqa: E402
 from journal.stores.file import FileStore  # noqa: E402
 from journal.stores.jetstream import JetStreamStore  # noqa: E402
 from journal.stores.memory import MemoryStore  # noqa: E402
+from journal.terms import (  # noqa: E402
+    Bounds,
+    Complete,
+    Continue,
+    Fail,
+    Next,
+    Pause,
+    Retry,
+)
 from journal.views import (  # noqa: E402
     AwaitingApproval,
     Cancelled,
@@ -85,18 +94,7 @@ from journal.views import (  # noqa: E402
     Waiting,
     WaitingOn,
 )
-from worker.agent import (  # noqa: E402
-    Agent,
-    Bounds,
-    Complete,
-    Continue,
-    Fail,
-    Next,
-    Pause,
-    Retry,
-    Turn,
-    turn,
-)
+from worker.agent import Agent, Turn, turn  # noqa: E402
 from worker.context import Call, Context, Input, ToolResult  # noqa: E402
 from worker.gate import Allow, Deny, Gate, NeedsApproval, PolicyGate  # noqa: E402
 from worker.opening import connect  # noqa: E402

@@ -26,8 +26,9 @@ from journal.records import Claim, Release, RunCompleted
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
+from journal.terms import Complete, Next
 from journal.views import AwaitingApproval, Completed, instant
-from worker.agent import Complete, Next, turn
+from worker.agent import turn
 from worker.context import Call, Context
 from worker.server import EmbeddedServer
 from worker.service import Worker

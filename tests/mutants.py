@@ -264,7 +264,7 @@ MUTANTS = [
     Mutant(
         "park-blind",
         "a park competes with the signal that ends its wait",
-        "worker/ends.py",
+        "journal/ends.py",
         "asks=asks,\n            )\n            return None if would_go_on(fold, park) else park",
         "asks=asks,\n            )\n            return park",
         LOOP + "test_an_approval_that_comes_as_the_run_stops_is_acted_on",
@@ -417,7 +417,7 @@ MUTANTS = [
     Mutant(
         "lost-goes-on",
         "at the limit nothing of the run is called again",
-        "worker/turns.py",
+        "journal/stops.py",
         "elif lost:",
         "elif False:",
         TURNS_ATTEMPTS + "test_restarts_over_the_limit_are_a_failed_attempt_and_call_nothing",
@@ -473,7 +473,7 @@ MUTANTS = [
     Mutant(
         "old-answers-task",
         "a worker, too, drops what it heard about a claim that has ended",
-        "worker/dispatch.py",
+        "journal/taking.py",
         "answers if live_claim(fold) == about else []",
         "answers",
         GUARDS + "test_answers_about_one_claim_claim_no_run_that_another_worker_took_meanwhile",
@@ -481,8 +481,8 @@ MUTANTS = [
     Mutant(
         "draining-claims",
         "a worker that stops claims nothing",
-        "worker/dispatch.py",
-        "if self.draining:\n            lease.nak()",
+        "journal/taking.py",
+        "if self.closed:\n            lease.nak()",
         "if False:\n            lease.nak()",
         GUARDS + "test_a_worker_that_stops_claims_nothing_and_gives_the_task_back",
     ),
@@ -555,7 +555,7 @@ MUTANTS = [
     Mutant(
         "retry-park-blind",
         "a park for a retry competes with what ends it",
-        "worker/ends.py",
+        "journal/ends.py",
         "reason=later.message,\n            )\n"
         "            return None if would_go_on(fold, park) else park",
         "reason=later.message,\n            )\n            return park",
@@ -564,7 +564,7 @@ MUTANTS = [
     Mutant(
         "commit-blind",
         "a commit that waits competes with what ends the wait",
-        "worker/ends.py",
+        "journal/ends.py",
         "(due(wait.until, self._now()) or would_go_on(fold, commit))",
         "due(wait.until, self._now())",
         LOOP_INPUTS + "test_an_input_that_comes_as_the_turn_is_about_to_wait_begins_another_turn",
@@ -572,16 +572,16 @@ MUTANTS = [
     Mutant(
         "complete-cancelled",
         "a cancelled run does not complete",
-        "worker/ends.py",
+        "journal/ends.py",
         "if fold.finished or fold.cancel is not None or fold.unknown():\n"
-        "                return None\n            if loop",
-        "if fold.finished or fold.unknown():\n                return None\n            if loop",
+        "                return None\n            if self._unless_queued",
+        "if fold.finished or fold.unknown():\n                return None\n            if self._unless_queued",
         POLICIES + "test_nothing_starts_once_a_cancellation_is_in_the_journal",
     ),
     Mutant(
         "cancel-beside-unknown",
         "a cancelled run does not end before its write is settled",
-        "worker/ends.py",
+        "journal/ends.py",
         "if not await self.settled():\n            return await self._park_unknown()\n\n"
         "        def",
         "if False:\n            return await self._park_unknown()\n\n        def",
@@ -590,8 +590,8 @@ MUTANTS = [
     Mutant(
         "completed-over-input",
         "a run does not complete while an input is queued",
-        "worker/ends.py",
-        "if loop and fold.queued():",
+        "journal/ends.py",
+        "if self._unless_queued and fold.queued():",
         "if False:",
         LOOP_INPUTS + "test_an_input_that_comes_as_the_run_ends_makes_it_go_on",
     ),

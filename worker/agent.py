@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import Struct
-
-from journal import ids, limits
-from journal.ids import RunId
-from journal.messages import JSON, Model
+from journal import ids
+from journal.messages import Model
+from journal.terms import Bounds, Next, Retry
 
 from .gate import Gate, PolicyGate
 from .tools import Replay, Tool
@@ -19,74 +16,6 @@ if TYPE_CHECKING:
     from .context import Context
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
-    """Limits of one run; reaching one ends it with a recorded reason (R36, R47).
-
-    `iterations`: model calls of the built-in loop, turns of a handler · `calls_per_iteration`:
-    durable calls in one turn of a handler · `calls_per_reply`: tool calls in one reply ·
-    `bad_replies`: rounds in a row with nothing usable · `turn_timeout_s`: a turn that takes longer
-    has failed · `duration_s`: of the whole run since its start; it keeps counting while the run
-    waits.
-    """
-
-    iterations: int = limits.ITERATIONS_MAX
-    calls_per_iteration: int = limits.CALLS_PER_ITERATION_MAX
-    calls_per_reply: int = limits.CALLS_PER_REPLY_MAX
-    bad_replies: int = limits.BAD_REPLIES_MAX
-    turn_timeout_s: float | None = None
-    duration_s: float | None = None
-
-
-class Retry(Struct, frozen=True, kw_only=True):
-    """What a worker does about a failure: `attempts` in all, the next one after `backoff_s`,
-    doubled each time up to `backoff_max_s`. Then the run has failed (R44, R52)."""
-
-    attempts: int = limits.RETRY_ATTEMPTS
-    backoff_s: float = limits.RETRY_BACKOFF_S
-    backoff_max_s: float = limits.RETRY_BACKOFF_MAX_S
-
-    def delay_s(self, failures: int) -> float:
-        """How long to wait after this many failures in a row."""
-        return min(self.backoff_s * 2.0 ** min(failures - 1, 60), self.backoff_max_s)
-
-
-class Continue(Struct, frozen=True, kw_only=True):
-    """Another turn, from `state`: at once, or when the first of these waits ends (R63).
-
-    `delay` from now, or `until` an aware instant · `until_input` an input is queued ·
-    `until_child` the child run has ended.
-    """
-
-    state: JSON = None
-    delay: timedelta | None = None
-    until: datetime | None = None
-    until_input: bool = False
-    until_child: RunId | None = None
-
-
-class Complete(Struct, frozen=True):
-    """The run's answer: a Message, or any JSON as the content of one."""
-
-    message: JSON
-
-
-class Fail(Struct, frozen=True, kw_only=True):
-    """The run fails; `retriable`: the retry policy applies first. `detail` is for people."""
-
-    reason: str
-    retriable: bool = False
-    detail: str = ""
-
-
-class Pause(Struct, frozen=True, kw_only=True):
-    """An operator must act: `runfold resume` or `until` begins the next turn, from `state`."""
-
-    reason: str
-    state: JSON = None
-    until: datetime | None = None
-
-
-Next: TypeAlias = Continue | Complete | Fail | Pause
 Turn: TypeAlias = "Callable[[Context], Awaitable[Next]]"
 
 
@@ -149,6 +78,11 @@ class Agent:
         self.accepts = (revision, *compatible)
         self.bounds = bounds or Bounds()
         self.retry = retry or Retry()
+
+    @property
+    def loop(self) -> bool:
+        """Whether the built-in loop plays it."""
+        return self.handler is None
 
     def is_unsafe(self, name: str) -> bool:
         """Whether twice would not be harmless: declared so, a write to the gate that was declared

@@ -9,7 +9,7 @@ from journal.errors import IndeterminateError, StepFailed, ToolError, Transient
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.messages import JSON
-from journal.records import Asked, StepCompleted, StepError, StepStarted
+from journal.records import StepCompleted, StepError, StepStarted
 from journal.values import recordable
 
 from .invoke import invoke, limited
@@ -18,23 +18,6 @@ from .tools import Tool, ToolCall
 log = logging.getLogger("runfold")
 TEXT_CHARS_MAX = 4000
 NOTHING_RECORDED = "nothing of it was recorded; run again to go on from here"
-
-
-class AwaitDecisions(Exception):
-    """The turn can't go on before a person has decided. `asks`: a turn handler's calls."""
-
-    def __init__(self, asks: tuple[Asked, ...] = ()) -> None:
-        super().__init__("calls wait for approval")
-        self.asks = asks
-
-
-class BoundReached(Exception):
-    """The turn reached a bound: the run fails with this reason (R47)."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
 
 
 def tool_call(journal: Journal, start: StepStarted) -> ToolCall:

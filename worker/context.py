@@ -40,11 +40,12 @@ from journal.records import (
 )
 from journal.stepping import check_stop
 from journal.steps import Probe, completed_value, make_call
+from journal.stops import AwaitDecisions, BoundReached
 from journal.unknown import Ways
 from journal.values import Unrecordable, marker_digest, normalise, recordable
 
 from .agent import Agent
-from .calls import AwaitDecisions, BoundReached, model_failed, perform_call
+from .calls import model_failed, perform_call
 from .children import answer_of, spawning
 from .gate import AGAIN
 from .tools import OnUnknown, Replay, ToolCall

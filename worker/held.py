@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from journal.doors import signal
+from journal.ends import Clock
 from journal.errors import Fenced, JournalDamaged, NewerVersion, RunfoldError, StoreUnavailable
 from journal.handle import Journal
 from journal.ids import RunId
@@ -25,7 +26,6 @@ from journal.records import Claim, Release, Signal
 from journal.stepping import Draining
 
 from .agent import Agent
-from .ends import Clock
 from .events import first_of
 from .turns import carry_on
 

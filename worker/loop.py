@@ -21,18 +21,13 @@ from journal.inputs import decide_placing
 from journal.messages import JSON, Message, Reply, ToolRequest
 from journal.records import InputPlaced, StepCompleted, StepError, StepStarted, Verdict, VerdictDeny
 from journal.steps import completed_value, make_call
+from journal.stops import AwaitDecisions
+from journal.terms import Complete, Continue, Fail, Next
 from journal.unknown import NO_WAYS, Superseded, Ways, doubt, indeterminate, wait_over
 from journal.values import recordable
 
-from .agent import Agent, Complete, Continue, Fail, Next
-from .calls import (
-    TEXT_CHARS_MAX,
-    AwaitDecisions,
-    model_failed,
-    perform_tool,
-    step_failed,
-    text_of,
-)
+from .agent import Agent
+from .calls import TEXT_CHARS_MAX, model_failed, perform_tool, step_failed, text_of
 from .context import Context
 from .replies import (
     ILL_FORMED,

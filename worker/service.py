@@ -171,9 +171,7 @@ class Worker:
 
     def _begin_drain(self) -> None:
         assert self._dispatcher is not None
-        self._dispatcher.draining = True
-        for held in self._dispatcher.held.values():
-            held.drain()
+        self._dispatcher.drain()
         while self._waiting:
             self._store.tasks.nak(heapq.heappop(self._waiting)[2])
 
@@ -234,7 +232,7 @@ class Worker:
                 await self._pull_once(store, puller, agent, priority)
 
     async def _pull_once(
-        self, store: JetStreamStore, puller: Puller, agent: str, priority: int
+        self, store: JetStreamStore, puller: Puller[Task], agent: str, priority: int
     ) -> None:
         self._opened[agent, priority] = time.monotonic()
         shares = len(PRIORITIES) * len(self.agents)

@@ -13,45 +13,24 @@ import traceback
 
 import msgspec
 
+from journal.ends import Clock, Ends, utc_now
 from journal.errors import (
-    ChildFailed,
-    Fenced,
-    IndeterminateError,
-    JournalDamaged,
-    NewerVersion,
-    NotEncodable,
-    NotProvisioned,
-    PermissionDenied,
     ReplayMismatch,
-    RunCancelled,
     RunfoldError,
     StepFailed,
-    StoreUnavailable,
-    TooLarge,
 )
 from journal.handle import Journal
-from journal.stepping import Draining
-from journal.unknown import RetryLater, indeterminate
+from journal.stops import AwaitDecisions, BoundReached, stopped, unplayed
+from journal.terms import Complete, Continue, Fail, Next, Pause
+from journal.unknown import indeterminate
 from journal.values import Unrecordable
-from journal.waits import needs_person
 
-from .agent import Agent, Complete, Continue, Fail, Next, Pause
-from .calls import TEXT_CHARS_MAX, AwaitDecisions, BoundReached, text_of
+from .agent import Agent
+from .calls import text_of
 from .context import Context
-from .ends import Clock, Ends, utc_now
 from .loop import converse
 
 log = logging.getLogger("runfold")
-NOT_THE_TURNS = (
-    Fenced,
-    Draining,
-    StoreUnavailable,
-    NotProvisioned,
-    PermissionDenied,
-    JournalDamaged,
-    NewerVersion,
-)
-"""What says nothing of the turn: whoever holds the run next goes on from the journal."""
 
 
 async def carry_on(
@@ -75,61 +54,13 @@ async def carry_on(
     """
     ends = Ends(journal, agent, clock)
     while not journal.fold.finished:
-        fold = journal.fold
-        if fold.cancel is not None:
-            await ends.cancelled()
-        elif needs_person(fold):
-            await ends.park("reconcile")
-        elif lost:
-            detail = f"{lost} workers in a row were lost without moving the run on"
-            await ends.failed_untried("restart_limit", detail)
-        elif ends.over():
-            await ends.fail("duration", f"the run's {agent.bounds.duration_s:g} s are over")
-        elif deaf:
-            detail = "the turn ignored its time limit and its cancellation"
-            await ends.failed_untried("step_failed", detail)
-        elif agent.handler is not None and fold.iteration >= agent.bounds.iterations:
-            await ends.fail("iterations", f"{fold.iteration} turns made")
-        else:
-            await _turn(journal, agent, ends, attended)
+        if not await unplayed(ends, lost=lost, deaf=deaf):
+            try:
+                await ends.commit(await _played(journal, agent, ends))
+            except (RunfoldError, AwaitDecisions, BoundReached, Unrecordable) as error:
+                await stopped(ends, error, attended=attended)
         if journal.fold.wait is not None or ends.rests:
             return
-
-
-async def _turn(journal: Journal, agent: Agent, ends: Ends, attended: bool) -> None:
-    """One turn and the record it ends with."""
-    try:
-        await ends.commit(await _played(journal, agent, ends))
-    except AwaitDecisions as awaited:
-        await ends.park("approval", asks=awaited.asks)
-    except IndeterminateError:
-        await ends.park("reconcile")
-    except RetryLater as later:
-        if attended:
-            raise
-        await ends.retry_later(later)
-    except RunCancelled:
-        await journal.refresh()  # the cancellation is in the journal, if not yet in our fold
-        if journal.fold.cancel is None and journal.stop == "cancel":
-            journal.stop = None  # announced, and not there
-    except ReplayMismatch as mismatch:
-        if attended:
-            raise
-        await ends.park("pause", reason=mismatch.message)
-    except BoundReached as bound:
-        await ends.fail(bound.reason, bound.detail)
-    except Unrecordable as error:
-        await ends.fail("not_recordable", error.error.message[:TEXT_CHARS_MAX])
-    except (NotEncodable, TooLarge) as error:
-        await ends.fail("not_recordable", error.message[:TEXT_CHARS_MAX])
-    except ChildFailed as error:
-        await ends.fail(error.code, error.message)
-    except NOT_THE_TURNS:
-        raise
-    except RunfoldError as error:  # a step failed, or the handler asked for what can't be
-        if attended:
-            raise
-        await ends.failed_attempt(error.code, error.message)
 
 
 async def _played(journal: Journal, agent: Agent, ends: Ends) -> Next:

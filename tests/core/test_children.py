@@ -15,8 +15,9 @@ from journal.limits import CHILD_DEPTH_MAX
 from journal.log import Log
 from journal.owed import pay
 from journal.records import Signal
+from journal.terms import Complete, Continue, Fail, Next, Retry
 from journal.views import Cancelled, Completed, Failed, Waiting
-from worker.agent import Agent, Complete, Continue, Fail, Next, Retry, turn
+from worker.agent import Agent, turn
 from worker.context import Context
 from worker.runner import run
 

@@ -61,6 +61,11 @@ GOLDEN: dict[str, tuple[Record, str]] = {
         '{"type":"claim",%s,"worker":"w1","revision":"1","reason":"adopted","attempt":2,'
         '"task":5,"delivery":3}',
     ),
+    "claim over HTTP": (
+        Claim(worker="http-a-1", revision="1", reason="new", task=5, delivery=1, remote=True),
+        '{"type":"claim",%s,"worker":"http-a-1","revision":"1","reason":"new","task":5,'
+        '"delivery":1,"remote":true}',
+    ),
     "claim of run()": (
         Claim(worker="w1", revision="1", reason="new"),
         '{"type":"claim",%s,"worker":"w1","revision":"1","reason":"new"}',

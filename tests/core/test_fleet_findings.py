@@ -31,8 +31,9 @@ from journal.messages import JSON
 from journal.records import Park, Record, StepStarted
 from journal.steps import CannotTell, DidNotHappen, Probed
 from journal.store import AppendAnswer
+from journal.terms import Complete, Continue, Next, Retry
 from journal.views import Cancelled, Indeterminate, RunState
-from worker.agent import Agent, Complete, Continue, Next, Retry, turn
+from worker.agent import Agent, turn
 from worker.context import Call, Context
 from worker.tools import SAFE, UNSAFE, ToolCall
 

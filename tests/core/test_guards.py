@@ -45,9 +45,10 @@ from journal.log import Log as RunLog
 from journal.records import Claim, Release
 from journal.stepping import Draining
 from journal.stores.tasks import Task
+from journal.terms import Complete, Continue, Next
 from journal.waits import other_code_may
 from runfold.testing import ScriptedModel, call, say
-from worker.agent import Agent, Complete, Continue, Next
+from worker.agent import Agent
 from worker.context import Call, Context
 from worker.dispatch import Dispatcher
 from worker.held import Held
@@ -452,7 +453,7 @@ async def test_a_worker_that_stops_claims_nothing_and_gives_the_task_back(clock:
     told, work = Told(), list[str]()
     store = await Log(started()).store(FaultyStore(shared=True))
     dispatcher = dispatcher_of(store, told, work=work)
-    dispatcher.draining = True
+    dispatcher.drain()
     await dispatcher.look(task_at(clock))
     assert (work, told.log) == ([], ["nak"])
     assert await types_of(store) == ["run.started"]

@@ -33,9 +33,10 @@ from journal.errors import (
 )
 from journal.handle import Journal
 from journal.messages import Message, Reply, ToolSpec
+from journal.terms import Bounds
 from journal.views import AwaitingApproval, Completed, Failed, Indeterminate, Outcome
 from runfold.testing import ScriptedModel, call, say
-from worker.agent import Agent, Bounds
+from worker.agent import Agent
 from worker.gate import Deny, PolicyGate
 from worker.runner import run
 from worker.tools import SAFE, Tool, ToolCall, read, write

@@ -14,9 +14,10 @@ from journal.doors import signal, submit, withdraw
 from journal.errors import RunFinished, RunfoldError, StaleSignal
 from journal.messages import Message, Reply
 from journal.records import InputPlaced, Mode
+from journal.terms import Complete, Continue, Fail, Next
 from journal.views import AwaitingApproval, Failed, Outcome, Waiting
 from runfold.testing import ScriptedModel, call, say
-from worker.agent import Agent, Complete, Continue, Fail, Next
+from worker.agent import Agent
 from worker.context import Context
 from worker.runner import run
 from worker.tools import read, write

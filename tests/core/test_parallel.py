@@ -13,9 +13,10 @@ from journal.doors import signal
 from journal.errors import ConcurrentUse, Fenced, StepFailed, Transient
 from journal.messages import JSON, Reply
 from journal.records import StepCompleted, StepStarted
+from journal.terms import Complete, Next
 from journal.views import AwaitingApproval, Indeterminate
 from runfold.testing import ScriptedModel, say
-from worker.agent import Agent, Complete, Next
+from worker.agent import Agent
 from worker.context import Call, Context
 from worker.runner import run
 from worker.tools import SAFE, UNSAFE, ToolCall, read, write

@@ -33,9 +33,10 @@ from journal.steps import CannotTell, DidNotHappen, Happened, Probed
 from journal.store import Store
 from journal.stores.file import FileStore
 from journal.stores.memory import MemoryStore
+from journal.terms import Complete, Continue, Next
 from journal.views import AwaitingApproval, Cancelled, Indeterminate, Outcome
 from runfold.testing import ScriptedModel, call, say
-from worker.agent import Agent, Complete, Continue, Next
+from worker.agent import Agent
 from worker.context import Call, Context, ToolResult
 from worker.runner import run
 from worker.tools import UNSAFE, ToolCall, write

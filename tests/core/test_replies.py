@@ -31,8 +31,9 @@ from journal.ids import marker_run
 from journal.limits import ARGUMENTS_BYTES_MAX
 from journal.messages import JSON, Reply, ToolRequest, ToolSpec
 from journal.records import Record, Verdict, VerdictAllow, VerdictAsk, VerdictDeny
+from journal.terms import Bounds
 from runfold.testing import ScriptedModel
-from worker.agent import Agent, Bounds
+from worker.agent import Agent
 from worker.gate import Allow, Deny, GateDecision, NeedsApproval, PolicyGate
 from worker.replies import (
     Answered,

@@ -31,9 +31,9 @@ from journal.messages import JSON, Message
 from journal.records import Commit, StepProgress
 from journal.stepping import Draining
 from journal.stores.file import FileStore
+from journal.terms import Complete, Continue, Fail, Next, Pause, Retry
 from journal.views import Completed, Failed, Indeterminate, Outcome, Waiting
 from journal.waits import instant_text
-from worker.agent import Complete, Continue, Fail, Next, Pause, Retry
 from worker.context import Call, Context, ToolResult
 from worker.runner import run
 from worker.tools import SAFE, UNSAFE, ToolCall

@@ -15,8 +15,9 @@ from journal.doors import signal, state, submit
 from journal.errors import StepFailed, ToolError
 from journal.messages import JSON
 from journal.records import Commit, Park
+from journal.terms import Bounds, Complete, Continue, Fail, Next, Pause, Retry
 from journal.views import AwaitingApproval, Failed, Indeterminate, RunState, Waiting
-from worker.agent import Agent, Bounds, Complete, Continue, Fail, Next, Pause, Retry
+from worker.agent import Agent
 from worker.context import Call, Context, ToolResult
 from worker.runner import run
 from worker.tools import SAFE, UNSAFE, ToolCall

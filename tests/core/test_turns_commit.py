@@ -18,8 +18,9 @@ from journal.log import Log
 from journal.records import Commit
 from journal.store import AppendAnswer, Loaded
 from journal.summary import is_restart_point
+from journal.terms import Complete, Continue, Next
 from runfold.testing import ScriptedModel, call, say
-from worker.agent import Agent, Complete, Continue, Next
+from worker.agent import Agent
 from worker.context import Context
 from worker.runner import run
 from worker.tools import read

@@ -28,7 +28,8 @@ from journal.ids import RunId
 from journal.records import Park
 from journal.store import AppendAnswer
 from journal.stores.jetstream import JetStreamStore
-from worker.agent import Agent, Bounds, Complete, Continue, Next, Retry, turn
+from journal.terms import Bounds, Complete, Continue, Next, Retry
+from worker.agent import Agent, turn
 from worker.context import Call, Context
 from worker.models.scripted import ScriptedModel, call, say
 from worker.service import Worker

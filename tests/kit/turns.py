@@ -16,9 +16,10 @@ from journal.messages import JSON, Message
 from journal.owed import pay
 from journal.records import Claim
 from journal.store import Store
+from journal.terms import Next
 from journal.views import Completed, RunState
 from journal.waits import instant_text
-from worker.agent import Agent, Next, turn
+from worker.agent import Agent, turn
 from worker.context import Call, Context
 from worker.tools import SAFE, UNSAFE, ToolCall
 from worker.turns import carry_on

@@ -12,18 +12,17 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from journal.errors import NotEncodable, TooLarge
-from journal.fold import Fold
-from journal.handle import Journal
-from journal.messages import JSON, Message
-from journal.records import Asked, Commit, Park, RunCompleted, Waits
-from journal.summary import with_summary
-from journal.unknown import RetryLater, settle_without_code
-from journal.values import normalise
-from journal.waits import due, instant_text, parse_instant, wait_of, would_go_on
-
-from .agent import Agent, Complete, Continue, Fail, Next, Pause
-from .calls import TEXT_CHARS_MAX
+from .errors import NotEncodable, TooLarge
+from .fold import Fold
+from .handle import Journal
+from .limits import REASON_CHARS_MAX
+from .messages import JSON, Message
+from .records import Asked, Commit, Park, RunCompleted, Waits
+from .summary import with_summary
+from .terms import Complete, Continue, Fail, Next, Pause, Terms
+from .unknown import RetryLater, settle_without_code
+from .values import normalise
+from .waits import due, instant_text, parse_instant, wait_of, would_go_on
 
 Clock = Callable[[], datetime]
 
@@ -35,12 +34,24 @@ def utc_now() -> datetime:
 
 class Ends:
     """The records that end a turn, each due only at a tail where it still is. `rests`: the run
-    waits for a person, without a record that says so (a store without claims)."""
+    waits for a person, without a record that says so (a store without claims). `record_id`: that
+    of the record by which the turn itself ends; `unless_queued`: it does not complete the run while
+    an input is queued (R62)."""
 
-    def __init__(self, journal: Journal, agent: Agent, clock: Clock) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        terms: Terms,
+        clock: Clock,
+        *,
+        record_id: str = "",
+        unless_queued: bool = False,
+    ) -> None:
         self.journal = journal
-        self.agent = agent
+        self.terms = terms
         self.clock = clock
+        self._record_id = record_id
+        self._unless_queued = unless_queued or terms.loop
         self.rests = False
 
     # ---- time -------------------------------------------------------------------------------
@@ -50,7 +61,7 @@ class Ends:
 
     def deadline(self) -> str:
         """The instant at which the run's duration is over; empty without a bound."""
-        limit_s = self.agent.bounds.duration_s
+        limit_s = self.terms.bounds.duration_s
         started = self.journal.fold.started
         if limit_s is None or started is None:
             return ""
@@ -60,7 +71,7 @@ class Ends:
         return due(self.deadline(), self._now())
 
     def turn_limit_s(self) -> float | None:
-        limits = [self.agent.bounds.turn_timeout_s]
+        limits = [self.terms.bounds.turn_timeout_s]
         if deadline := self.deadline():
             limits.append(max((parse_instant(deadline) - self.clock()).total_seconds(), 0.0))
         given = [limit for limit in limits if limit is not None]
@@ -96,7 +107,7 @@ class Ends:
                 iteration=fold.iteration,
                 attempt=fold.attempt,
                 until=self._until(),
-                reason=reason[:TEXT_CHARS_MAX],
+                reason=reason[:REASON_CHARS_MAX],
                 asks=asks,
             )
             return None if would_go_on(fold, park) else park
@@ -178,40 +189,42 @@ class Ends:
                 iteration=fold.iteration,
                 state=checkpoint,
                 waits=waits,
-                reason=reason[:TEXT_CHARS_MAX],
+                reason=reason[:REASON_CHARS_MAX],
             )
             wait = wait_of(commit)
             if wait is not None and (due(wait.until, self._now()) or would_go_on(fold, commit)):
                 commit = msgspec.structs.replace(commit, waits=Waits())
             return with_summary(fold, commit) if shared else commit
 
-        if self.agent.handler is not None:
-            await self.journal.append(record)
+        if not self.terms.loop:
+            await self._end(record)
             return
         try:
             await self.journal.append(record)
         except TooLarge:  # the loop's conversation: it goes on without a point to restart at
             self.journal.commit_steps *= 2
 
+    async def _end(self, record: Callable[[Fold], Commit | RunCompleted | Park | None]) -> None:
+        await self.journal.append(record, record_id=self._record_id)
+
     async def _complete(self, message: JSON) -> None:
         if not isinstance(message, Message):
             message = Message(role="assistant", content=normalise(message, "the answer"))
         plain = normalise(msgspec.to_builtins(message), "the answer")
-        loop = self.agent.handler is None
 
         def record(fold: Fold) -> RunCompleted | None:
             if fold.finished or fold.cancel is not None or fold.unknown():
                 return None
-            if loop and fold.queued():  # placed first: the turn is played again (R62)
+            if self._unless_queued and fold.queued():  # they are placed first (R62)
                 return None
             return RunCompleted(message=plain, iteration=fold.iteration)
 
-        await self.journal.append(record)
+        await self._end(record)
 
     async def failed_attempt(self, reason: str, detail: str) -> None:
         """Record the failure: another attempt after a while, or the run's end (R44, R52)."""
-        retry, fold = self.agent.retry, self.journal.fold
-        afresh = self.agent.handler is not None
+        retry, fold = self.terms.retry, self.journal.fold
+        afresh = not self.terms.loop
         failures = fold.attempt if afresh else fold.failures + 1
         if failures >= retry.attempts:
             await self.fail(reason, detail, retriable=True)
@@ -226,11 +239,11 @@ class Ends:
                 iteration=fold.iteration,
                 attempt=fold.attempt,
                 until=self._until(instant_text(at)),
-                reason=f"{reason}: {detail}"[:TEXT_CHARS_MAX],
+                reason=f"{reason}: {detail}"[:REASON_CHARS_MAX],
                 afresh=afresh,
             )
 
-        await self.journal.append(record)
+        await self._end(record)
 
     async def fail(self, reason: str, detail: str, *, retriable: bool = False) -> None:
         """End the run with a recorded reason; not while a write is unknown: a person is asked
@@ -246,13 +259,13 @@ class Ends:
             return Commit(
                 action="fail",
                 iteration=fold.iteration,
-                reason=reason[:TEXT_CHARS_MAX],
-                detail=detail[:TEXT_CHARS_MAX],
+                reason=reason[:REASON_CHARS_MAX],
+                detail=detail[:REASON_CHARS_MAX],
                 retriable=retriable,
-                afresh=self.agent.handler is not None,
+                afresh=not self.terms.loop,
             )
 
-        await self.journal.append(record)
+        await self._end(record)
 
     async def cancelled(self) -> None:
         """End a cancelled run. What is unknown is settled first: by its policy where no code is
