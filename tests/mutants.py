@@ -809,8 +809,8 @@ MUTANTS = [
     Mutant(
         "placed-behind-turn",
         "an input is not placed before a call of the turn that was made without it",
-        "worker/context.py",
-        "if fold.cancel is not None or _later(fold, self.iteration, self._position):",
+        "journal/positions.py",
+        "if fold.cancel is not None or later(fold, iteration, position + 1):",
         "if fold.cancel is not None:",
         LOOP_INPUTS + "test_a_handler_places_the_mode_it_asks_for_in_order_and_sees_it_again",
     ),
@@ -1056,17 +1056,17 @@ MUTANTS = [
     Mutant(
         "interrupted-again-turn",
         "an interrupted call is not simply made again by a turn handler",
-        "worker/context.py",
-        "if made.digest in self.journal.fold.interrupted:",
+        "journal/positions.py",
+        "if call.digest in fold.interrupted:",
         "if False:",
         POLICIES + "test_the_same_call_again_by_a_handler_is_held_for_a_person",
     ),
     Mutant(
         "approval-of-another-attempt",
         "an approval of a turn's call is for its attempt",
-        "worker/context.py",
-        "ids.marker(self.run_id, made.step, self.attempt, digest_)",
-        "ids.marker(self.run_id, made.step, 1, digest_)",
+        "journal/positions.py",
+        "marker(run, call.step, fold.attempt, digest)",
+        "marker(run, call.step, 1, digest)",
         TURNS_ATTEMPTS + "test_a_marker_names_its_attempt",
     ),
     Mutant(

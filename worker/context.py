@@ -23,16 +23,14 @@ from journal.errors import (
     RunfoldError,
     StepFailed,
 )
-from journal.fold import Fold
 from journal.grouped import Job
 from journal.handle import Journal
 from journal.ids import RunId
-from journal.inputs import decide_placing
 from journal.limits import TOOL_TIMEOUT_S
 from journal.messages import JSON
+from journal.positions import decided, earlier_call, later, moved, placing, step_at, told
 from journal.records import (
     Asked,
-    InputPlaced,
     Mode,
     StepCompleted,
     StepError,
@@ -42,12 +40,11 @@ from journal.stepping import check_stop
 from journal.steps import Probe, completed_value, make_call
 from journal.stops import AwaitDecisions, BoundReached
 from journal.unknown import Ways
-from journal.values import Unrecordable, marker_digest, normalise, recordable
+from journal.values import Unrecordable, normalise, recordable
 
 from .agent import Agent
 from .calls import model_failed, perform_call
 from .children import answer_of, spawning
-from .gate import AGAIN
 from .tools import OnUnknown, Replay, ToolCall
 
 T = TypeVar("T")
@@ -168,14 +165,14 @@ class Context:
             if ways.honoured is None:
                 self._check_moved(position)
             if position not in journal.fold.steps and ways.honoured is None:
-                decided = self._decided(call, made)
-                if isinstance(decided, Asked):
-                    asks.append(decided)
+                answer = decided(journal.fold, made, call.approval)
+                if isinstance(answer, Asked):
+                    asks.append(answer)
                     continue
-                if isinstance(decided, StepError):
-                    results[index] = await self._refuse(position, decided)
+                if isinstance(answer, StepError):
+                    results[index] = await self._refuse(position, answer)
                     continue
-                made = structs.replace(made, permit=decided)
+                made = structs.replace(made, permit=answer)
             jobs[index] = (made, partial(perform_call, journal, call.fn, call.timeout_s), ways)
         if jobs:
             completed = await journal.steps(list(jobs.values()))
@@ -199,36 +196,14 @@ class Context:
         """What the same calls of earlier attempts are to this one, by tool, input and occurrence
         (R28, R44): an unsafe one is it; a safe one lends its key."""
         what = (made.tool, made.digest)
-        fold = self.journal.fold
-        if not made.unsafe:
-            keys = fold.keys.get(what, ())
-            occurrence = self._safe_seen[what]
-            self._safe_seen[what] += 1
-            if occurrence < len(keys):
-                return Ways(key=keys[occurrence])
-        earlier = fold.honoured.get(what, [])
-        occurrence = self._seen[what]
-        if occurrence < len(earlier):
-            self._seen[what] += made.unsafe  # an unsafe call finds its own, whatever safe ones saw
-            return Ways(probe=call.probe, honoured=earlier[occurrence])
-        return Ways(probe=call.probe)
-
-    def _decided(self, call: Call, made: steps.Call) -> int | StepError | Asked:
-        """The permit (0: none needed), a refusal, or what a person is asked. A write that was
-        interrupted is not simply made again (R27)."""
-        text = call.approval
-        if made.digest in self.journal.fold.interrupted:
-            text = f"{text}; {AGAIN}" if text else AGAIN
-        if text is None:
-            return 0
-        digest_ = marker_digest(self.run_id, made.step, made.digest, text, "")
-        marker = ids.marker(self.run_id, made.step, self.attempt, digest_)
-        answer = self.journal.fold.decisions.get(marker)
-        if answer is None:
-            return Asked(marker=marker, step=made.step, tool=made.tool, input=made.input, text=text)
-        if answer.name == "reject":
-            return StepError(type="rejected", message=answer.reason or "no reason given")
-        return answer.n
+        safe_seen = self._safe_seen[what]
+        self._safe_seen[what] += not made.unsafe
+        key, honoured = earlier_call(self.journal.fold, made, self._seen[what], safe_seen)
+        if key:
+            return Ways(key=key)
+        # an unsafe call finds its own, whatever safe ones saw
+        self._seen[what] += made.unsafe and honoured is not None
+        return Ways(probe=call.probe, honoured=honoured)
 
     async def _refuse(self, position: str, error: StepError) -> StepCompleted:
         body = StepCompleted(step=position, error=error, via="refused")
@@ -247,25 +222,19 @@ class Context:
         (position,) = self._take(1)
         if position in self.journal.fold.steps:
             raise self._mismatch(position, "place_inputs")
+        place = partial(placing, iteration=self.iteration, position=self._position - 1, mode=mode)
 
-        def due(fold: Fold) -> InputPlaced | None:
-            # A call that was recorded behind this position was made without them.
-            if fold.cancel is not None or _later(fold, self.iteration, self._position):
-                return None
-            return decide_placing(fold, position, (mode,))
-
-        async def place() -> None:
-            while await self.journal.append(due) is not None:
+        async def place_all() -> None:
+            while await self.journal.append(place) is not None:
                 pass
 
-        await self._engine(place())
-        told = [known for known in self.journal.fold.placed_at("") if known.status == "placed"]
-        if mode in self._placed:
-            told = []
+        await self._engine(place_all())
+        fold = self.journal.fold
+        before = [] if mode in self._placed else told(fold, mode)
         self._placed.add(mode)
         return tuple(
             Input(request_id=known.request_id, mode=known.mode, content=known.content)
-            for known in [*told, *self.journal.fold.placed_at(position)]
+            for known in [*before, *fold.placed_at(position)]
             if known.mode == mode
         )
 
@@ -291,7 +260,7 @@ class Context:
         if self._position > self._bounds.calls_per_iteration:
             self.ended = BoundReached("calls_per_iteration", f"{self._position} calls in a turn")
             raise self.ended
-        return [f"{self.iteration}/{first + index}" for index in range(count)]
+        return [step_at(self.iteration, first + index) for index in range(count)]
 
     def _check(self) -> None:
         """Raises what ended this turn: at every call of it, whatever the handler makes of it."""
@@ -336,33 +305,13 @@ class Context:
             raise self._mismatch(position, f"a new call, in front of the one at {later}")
 
     def _mismatch(self, position: str, attempted: str) -> ReplayMismatch:
-        step = self.journal.fold.steps.get(position)
-        last = step.last if step is not None and step.starts else None
-        recorded = f"{last.kind} {last.tool}".strip() if last is not None else "no call"
-        self.ended = self.ended or ReplayMismatch(
-            f"run {self.run_id}: at {position} the journal holds {recorded}; the code asks for "
-            f"{attempted}",
-            position=position,
-            recorded=recorded,
-            attempted=attempted,
-            run_id=self.run_id,
-            hint="the code changed under the run: bring the old code back to finish it",
-        )
-        assert isinstance(self.ended, ReplayMismatch)
-        return self.ended
+        error = moved(self.journal.fold, position, attempted)
+        self.ended = self.ended or error
+        return error
 
     def leftover(self) -> str | None:
         """A recorded call behind the last one this turn asked for: the code has changed (R43)."""
-        return _later(self.journal.fold, self.iteration, self._position)
-
-
-def _later(fold: Fold, iteration: int, position: int) -> str | None:
-    """A step of a handler's turn at this position or behind it."""
-    for name in fold.steps:
-        turn, _, place = name.partition("/")
-        if turn == str(iteration) and place.isdecimal() and int(place) >= position:
-            return name
-    return None
+        return later(self.journal.fold, self.iteration, self._position)
 
 
 def _result(completed: StepCompleted) -> ToolResult:

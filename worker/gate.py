@@ -11,9 +11,6 @@ from journal.messages import JSON, ToolSpec
 
 from .tools import Tool
 
-AGAIN = "the same call was interrupted before and may have taken effect"
-"""What a person is told of a call that was cut off and is asked for again (R27)."""
-
 
 class Allow(Struct, frozen=True):
     """The call runs."""

@@ -17,6 +17,7 @@ from msgspec import Struct
 from journal import ids, limits
 from journal.fold import Fold
 from journal.messages import JSON, Reply, ToolRequest
+from journal.positions import AGAIN
 from journal.records import (
     StepCompleted,
     StepError,
@@ -31,7 +32,7 @@ from journal.steps import Call, Run, decide_step, make_call
 from journal.values import call_digest, marker_digest
 
 from .agent import Agent
-from .gate import AGAIN, Allow, Deny, GateDecision, NeedsApproval, check_decision
+from .gate import Allow, Deny, GateDecision, NeedsApproval, check_decision
 from .tools import BadArguments, Tool
 
 TOO_MANY = "too_many_calls"

@@ -15,11 +15,11 @@ import msgspec
 
 from journal.ends import Clock, Ends, utc_now
 from journal.errors import (
-    ReplayMismatch,
     RunfoldError,
     StepFailed,
 )
 from journal.handle import Journal
+from journal.positions import ended_before
 from journal.stops import AwaitDecisions, BoundReached, stopped, unplayed
 from journal.terms import Complete, Continue, Fail, Next, Pause
 from journal.unknown import indeterminate
@@ -146,11 +146,4 @@ def _check_played(ctx: Context, outcome: object) -> None:
             run_id=ctx.run_id,
         ) from error
     if (left := ctx.leftover()) is not None:
-        raise ReplayMismatch(
-            f"run {ctx.run_id}: the journal holds a call at {left}; the code ends the turn before",
-            position=left,
-            recorded=left,
-            attempted=f"{type(outcome).__name__}",
-            run_id=ctx.run_id,
-            hint="the code changed under the run: bring the old code back to finish it",
-        )
+        raise ended_before(ctx.journal.fold, left, type(outcome).__name__)
