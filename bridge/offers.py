@@ -1,0 +1,235 @@
+"""Shell: tasks for workers over HTTP: polls, and who is at work (R65).
+
+Nothing is kept that the journal does not say: a task that is forgotten here is found again by its
+name (task_id.py), here or by another bridge. What is pulled and finds nobody is given back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from journal import ids
+from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
+from journal.handle import process_name
+from journal.lease import Lease
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.tasks import PRIORITIES, Task
+from journal.taking import Taking, Wanted
+
+from .problems import Busy
+from .remote import RemoteTask
+from .task_id import AgentTerms, TaskName, decode_name, encode_name, named
+
+log = logging.getLogger("runfold")
+
+TASKS_MAX: Final = 2048
+"""Tasks that workers were heard of lately: each has a subscription and a folded journal."""
+
+LOOKS_MAX: Final = 256
+PULL_S: Final = 15.0
+PAUSE_S: Final = 0.5
+BATCH_MAX: Final = 16
+HEAD_START_S: Final = 0.01
+
+
+class Poll:
+    """A worker that waits for a task of these agents."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.offer: asyncio.Future[RemoteTask] = asyncio.get_running_loop().create_future()
+
+
+class Channel:
+    """The tasks of one agent, on one worker's terms, and the polls that wait for them."""
+
+    def __init__(self, terms: AgentTerms) -> None:
+        self.terms = terms
+        self.polls: deque[Poll] = deque()
+        self.pulling: asyncio.Task[None] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a poll still waits."""
+        return any(not poll.offer.done() for poll in self.polls)
+
+    def next(self) -> Poll | None:
+        """The poll that waits longest."""
+        while self.polls:
+            poll = self.polls.popleft()
+            if not poll.offer.done():
+                return poll
+        return None
+
+
+class RemoteTasks:
+    """The bridge's part for workers over HTTP: `run` it, `poll`, `find`."""
+
+    def __init__(self, store: JetStreamStore, *, ack_wait_s: float, restart_limit: int) -> None:
+        self.ack_wait_s = ack_wait_s
+        self._store = store
+        self._restart_limit = restart_limit
+        self._worker = ids.name(f"bridge-{process_name()}", "a worker")
+        self._channels: dict[AgentTerms, Channel] = {}
+        self._tasks: dict[str, RemoteTask] = {}
+        self._looks = 0
+        self._group: asyncio.TaskGroup | None = None
+        self._problem = ""
+
+    def problem(self) -> str:
+        """Why tasks can't be pulled now."""
+        return self._problem
+
+    async def run(self) -> None:
+        """Until cancelled: forget tasks whose workers are silent."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                while True:
+                    await asyncio.sleep(self.ack_wait_s / 4)
+                    for text, task in list(self._tasks.items()):
+                        if not task.heard:
+                            del self._tasks[text]
+                            await task.close()
+        finally:
+            self._group = None
+            for task in self._tasks.values():
+                await task.close()
+
+    # ---- polls ------------------------------------------------------------------------------
+
+    async def poll(
+        self, owner: str, agents: Sequence[AgentTerms], wait_s: float
+    ) -> tuple[str, RemoteTask] | None:
+        """A task of one of the agents, by its name; None where none came in time. Raises Busy."""
+        if self._group is None or len(self._tasks) >= TASKS_MAX:
+            raise Busy("the bridge has as many tasks as it takes", hint="poll again later")
+        poll = Poll(owner)
+        channels = [self._channel(terms) for terms in agents]
+        try:
+            for channel in channels:
+                channel.polls.append(poll)
+                if channel.pulling is None:
+                    channel.pulling = self._group.create_task(self._pull(channel))
+            await asyncio.wait([poll.offer], timeout=wait_s)
+        except asyncio.CancelledError:
+            if poll.offer.done():
+                await self._give_back(poll.offer.result())
+            raise
+        finally:
+            poll.offer.cancel()
+            for channel in channels:
+                self._left(channel)
+        if poll.offer.cancelled():
+            return None
+        task = poll.offer.result()
+        return encode_name(task.name), task
+
+    def find(self, text: str, owner: str) -> RemoteTask:
+        """The owner's task with this name. Raises NotFound, Busy."""
+        name, task = decode_name(text, owner, self._store.namespace)
+        text = encode_name(name)
+        known = self._tasks.get(text)
+        if known is None or known.over:
+            if len(self._tasks) >= TASKS_MAX:
+                raise Busy("the bridge has as many tasks as it takes", hint="ask again later")
+            known = self._tasks[text] = self._made(name, task)
+        return known
+
+    async def _give_back(self, task: RemoteTask) -> None:
+        self._tasks.pop(encode_name(task.name), None)
+        task.give_back()
+        await task.close()
+
+    def _channel(self, terms: AgentTerms) -> Channel:
+        return self._channels.setdefault(terms, Channel(terms))
+
+    def _left(self, channel: Channel) -> None:
+        """Nothing is pulled for nobody."""
+        if not channel.wanted:
+            self._channels.pop(channel.terms, None)
+            if channel.pulling is not None:
+                channel.pulling.cancel()
+
+    def _made(self, name: TaskName, task: Task, wanted: Wanted | None = None) -> RemoteTask:
+        return RemoteTask(
+            self._store,
+            name,
+            task,
+            ack_wait_s=self.ack_wait_s,
+            restart_limit=self._restart_limit,
+            wanted=wanted,
+        )
+
+    # ---- pulling ----------------------------------------------------------------------------
+
+    async def _pull(self, channel: Channel) -> None:
+        """While polls wait. What goes wrong is tried again: the polls end by their own time."""
+        while True:
+            try:
+                tasks = self._store.tasks
+                await tasks.ensure(channel.terms.name, ack_wait_s=self.ack_wait_s)
+                async with asyncio.TaskGroup() as group:
+                    for place, priority in enumerate(PRIORITIES):
+                        group.create_task(self._pull_some(channel, priority, place))
+            except* RunfoldError as errors:
+                self._problem = f"tasks can't be pulled: {errors.exceptions[0]}"
+                log.warning("tasks of agent %s: %s", channel.terms.name, errors.exceptions[0])
+            await asyncio.sleep(PAUSE_S)
+
+    async def _pull_some(self, channel: Channel, priority: int, place: int) -> None:
+        """Of one priority, until its consumer is gone. Higher ones are asked a little earlier."""
+        agent = channel.terms.name
+
+        def on_task(task: Task) -> None:
+            if self._looks >= LOOKS_MAX or self._group is None:
+                self._store.tasks.nak(task, PAUSE_S)
+                return
+            self._looks += 1
+            look = self._group.create_task(self._look(channel, task))
+            look.add_done_callback(self._looked)
+
+        async with self._store.tasks.pulling(agent, priority, on_task) as puller:
+            while True:
+                await asyncio.sleep(HEAD_START_S * place)
+                batch = min(len(channel.polls), BATCH_MAX)
+                end = await puller.pull(max(batch, 1), expires_s=PULL_S)
+                if end.why in ("filled", "expired"):
+                    self._problem = ""
+                elif end.why in ("gone", "other"):
+                    raise StoreUnavailable(end.text)
+
+    def _looked(self, look: asyncio.Task[None]) -> None:
+        self._looks -= 1
+
+    async def _look(self, channel: Channel, task: Task) -> None:
+        """Follow a hint until it is known that somebody is to claim the run; then offer it."""
+        lease = Lease(self._store.tasks, task, self.ack_wait_s)
+        taking = Taking(
+            self._store,
+            self._worker,
+            ack_wait_s=self.ack_wait_s,
+            restart_limit=self._restart_limit,
+        )
+        try:
+            wanted = await taking.look(task, lease, channel.terms)
+        except JournalDamaged as damage:
+            log.error("%s", damage.message)
+            await lease.ack()  # doctor and inbox show it
+            return
+        except RunfoldError as error:
+            log.warning("run %s is left to redelivery: %s", task.run_id, error.message)
+            return
+        if wanted is None:
+            return
+        poll = channel.next()
+        if poll is None:
+            lease.nak()
+            return
+        remote = self._made(named(task, poll.owner, channel.terms), task, wanted)
+        self._tasks[encode_name(remote.name)] = remote
+        poll.offer.set_result(remote)

@@ -1,0 +1,433 @@
+"""Shell: what a worker over HTTP appends in its turn: calls, their results, placed inputs (R65).
+
+Why it is safe: the step table decides about each call, as for a native worker; the worker calls
+only on the answer to its own `step.started`, whose record has the id that the worker gave. A repeat
+of that id finds the same start and gets the same answer; another id for the same position says that
+the worker does not know what became of its call: then its policy or a person decides.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, Literal, TypeAlias, assert_never
+
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
+
+from journal import ids, limits
+from journal.codec import Damage
+from journal.errors import (
+    BadPayload,
+    Fenced,
+    IndeterminateError,
+    InvalidId,
+    RunCancelled,
+    RunFinished,
+    RunfoldError,
+    StaleSignal,
+    TooLarge,
+)
+from journal.fold import Fold
+from journal.messages import JSON
+from journal.positions import decided, earlier_call, later, moved, placing, step_at
+from journal.records import (
+    Asked,
+    InputPlaced,
+    Mode,
+    StepCompleted,
+    StepError,
+    StepProgress,
+    StepStarted,
+    Submitted,
+)
+from journal.step_state import StepState
+from journal.stepping import complete_step, start_step
+from journal.steps import (
+    Ask,
+    Call,
+    CannotTell,
+    DidNotHappen,
+    Happened,
+    Probed,
+    decide_step,
+    make_call,
+)
+from journal.stops import NOT_THE_TURNS, AwaitDecisions, BoundReached, stopped
+from journal.unknown import Ways, doubt, wait_over
+from journal.values import canonical, normalise
+
+from .remote import AwaitingApproval, Committed, RemoteTask, StepOpen
+
+Position = Annotated[int, Meta(ge=0, le=100_000)]
+Text = Annotated[str, Meta(max_length=4000)]
+
+
+class ProbeAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the outside system says of the call with this key: one of the three."""
+
+    key: str
+    happened: JSON | UnsetType = UNSET
+    did_not_happen: bool = False
+    cannot_tell: bool = False
+
+    def said(self) -> Probed:
+        """Raises BadPayload."""
+        if [self.happened is not UNSET, self.did_not_happen, self.cannot_tell].count(True) != 1:
+            raise BadPayload("a probe says one of happened, did_not_happen, cannot_tell")
+        if self.happened is not UNSET:
+            return Happened(self.happened)
+        return DidNotHappen() if self.did_not_happen else CannotTell()
+
+
+class Started(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="step.started"):
+    """May I make this call?"""
+
+    position: Position
+    kind: Literal["model", "tool"]
+    tool: str = ""
+    input: JSON = None
+    replay: Literal["safe", "unsafe"] = "unsafe"
+    on_unknown: Literal["reconcile", "interrupt", "probe"] = "reconcile"
+    approval: Text | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=limits.TOOL_TIMEOUT_MAX_S)] = limits.TOOL_TIMEOUT_S
+    occurrence: Position = 0
+    probe: ProbeAnswer | None = None
+
+
+class ToolProblem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool's declared failure, shown to the model."""
+
+    message: str
+    data: JSON = None
+
+
+class Completed(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="step.completed"
+):
+    """What the call came to. `start`: the `n` of the answer that let it be made."""
+
+    position: Position
+    start: Annotated[int, Meta(ge=1)]
+    result: JSON | UnsetType = UNSET
+    error: ToolProblem | UnsetType = UNSET
+    not_called: Text | UnsetType = UNSET
+
+
+class Progress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="step.progress"):
+    """Partial output of a call that runs."""
+
+    position: Position
+    output: JSON
+
+
+class Placed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input.placed"):
+    """The queued inputs of this mode belong here."""
+
+    position: Position
+    mode: Mode
+
+
+Appended: TypeAlias = Started | Completed | Progress | Placed
+
+
+async def append(
+    task: RemoteTask, number: int, claim: int | None, record: Appended
+) -> dict[str, Any]:
+    """Append the record under the worker's own number; what it may do now."""
+    record_id = task.name.record_id(number)
+    try:
+        async with task.entered(claim, takes=True):
+            try:
+                answer = await _appended(task, record_id, record)
+            except Damage as damage:  # of what we would write ourselves: the id is used
+                raise BadPayload(f"the record can't be appended: {damage}") from damage
+            claimed = task.journal.claim
+            if isinstance(record, Completed):
+                answer["cancelled"] = task.journal.fold.cancel is not None
+            return {"claim": claimed, **answer}
+    except (Fenced, Committed):
+        if isinstance(record, Completed) and record.result is not UNSET:
+            with suppress(RunfoldError):  # it was told before, or is known already
+                await task.late(record.start, normalise(record.result, "the result"))
+        raise
+
+
+async def _appended(task: RemoteTask, record_id: str, record: Appended) -> dict[str, Any]:
+    fold = task.journal.fold
+    repeated = fold.repeats(record_id)
+    match record:
+        case Started():
+            if repeated:
+                return _said_before(fold, record_id, record.position)
+            return await _start(task, record_id, record)
+        case Completed():
+            return {"n": await _complete(task, record_id, record, repeated)}
+        case Progress():
+            return {"n": await _progress(task, record_id, record, repeated)}
+        case Placed():
+            return await _place(task, record)
+        case other:
+            assert_never(other)
+
+
+# ---- calls -------------------------------------------------------------------------------------
+
+
+def _said_before(fold: Fold, record_id: str, position: int) -> dict[str, Any]:
+    """The first answer again. An id is repeated only by who did not get it."""
+    step = fold.steps.get(step_at(fold.iteration, position))
+    if step is not None:
+        if step.completed is not None:
+            return recorded(step.completed)
+        if step.last.id == record_id:
+            return _call(step.last)
+    raise BadPayload("this id was used for another record", hint="ids go up by one in a task")
+
+
+def _call(start: StepStarted) -> dict[str, Any]:
+    return {"decision": "call", "n": start.n, "key": start.key, "deadline": start.deadline}
+
+
+def recorded(completed: StepCompleted) -> dict[str, Any]:
+    """A step's result, as workers see it."""
+    answer: dict[str, Any] = {"decision": "recorded", "n": completed.n, "via": completed.via}
+    if completed.error is not UNSET:
+        answer["error"] = completed.error
+    elif completed.interrupted is not UNSET:
+        answer["interrupted"] = completed.interrupted
+    else:
+        answer["result"] = completed.result
+    return answer
+
+
+async def _start(task: RemoteTask, record_id: str, record: Started) -> dict[str, Any]:
+    while True:
+        call, key, honoured = _made(task, record)
+        try:
+            return await _decided(task, record_id, record, call, key, honoured)
+        except (RunfoldError, AwaitDecisions, BoundReached) as error:
+            await _stop(task, call, error)  # returns where something ended the wait meanwhile
+
+
+def _made(task: RemoteTask, record: Started) -> tuple[Call, str, StepState | None]:
+    """The call, and the key or the unsafe step of the same call in an earlier attempt."""
+    fold = task.journal.fold
+    is_tool = record.kind == "tool"
+    if not is_tool and (record.tool or record.input is not None or record.approval is not None):
+        raise BadPayload("a model call has no tool and no input, and needs no approval")
+    call = make_call(
+        step_at(fold.iteration, record.position),
+        record.kind,
+        ids.name(record.tool, "a tool") if is_tool else "",
+        normalise(record.input, "the input"),
+        unsafe=is_tool and record.replay == "unsafe",
+        timeout_s=record.timeout_s,
+        policy=record.on_unknown,
+    )
+    # a safe call looks at the first unsafe one, as it spends none
+    earlier = earlier_call(fold, call, record.occurrence if call.unsafe else 0, record.occurrence)
+    return call, *earlier
+
+
+async def _decided(
+    task: RemoteTask,
+    record_id: str,
+    record: Started,
+    call: Call,
+    key: str,
+    honoured: StepState | None,
+) -> dict[str, Any]:
+    journal, fold = task.journal, task.journal.fold
+    if record.position >= task.terms.bounds.calls_per_iteration:
+        raise BoundReached("calls_per_iteration", f"position {record.position} of a turn")
+    if call.step not in fold.steps and honoured is None:
+        if later(fold, fold.iteration, record.position) is not None:
+            raise moved(fold, call.step, "a new call, in front of a recorded one")
+        match decided(fold, call, record.approval):
+            case Asked() as asked:
+                raise AwaitDecisions((asked,))
+            case StepError() as refusal:
+                return recorded(await _refuse(task, record_id, call, refusal))
+            case permit:
+                call = structs.replace(call, permit=permit)
+    probe = record.probe
+    asking = _to_probe(task, call, key, honoured)
+    if asking is not None and (probe is None or probe.key != asking.key):
+        await wait_over(journal, asking)
+        return {"decision": "probe", "n": asking.n, "key": asking.key}
+    said = CannotTell() if probe is None else probe.said()
+
+    async def answered(about: str) -> Probed:
+        return said if probe is not None and about == probe.key else CannotTell()
+
+    ways = Ways(key=key, honoured=honoured, probe=answered, record_id=record_id)
+    outcome = await start_step(journal, call, ways)
+    return _call(outcome) if isinstance(outcome, StepStarted) else recorded(outcome)
+
+
+def _to_probe(
+    task: RemoteTask, call: Call, key: str, honoured: StepState | None
+) -> StepStarted | None:
+    """The start that the worker is to ask the outside system about, before anything is decided."""
+    journal = task.journal
+    decision = decide_step(
+        journal.fold, call, attempted=journal.attempted, honoured=honoured, key=key
+    )
+    match decision:
+        case Ask(start=start, policy="probe") if call.policy == "probe":
+            return start
+        case _:
+            return None
+
+
+async def _refuse(
+    task: RemoteTask, record_id: str, call: Call, refusal: StepError
+) -> StepCompleted:
+    body = StepCompleted(step=call.step, error=refusal, via="refused")
+
+    def due(fold: Fold) -> StepCompleted | None:
+        return None if fold.finished or call.step in fold.steps else body
+
+    refused = await task.journal.append(due, record_id=record_id)
+    if refused is None:
+        raise Fenced(f"step {call.step} was completed by somebody else", run_id=task.run_id)
+    return refused
+
+
+async def _stop(task: RemoteTask, call: Call, error: Exception) -> None:
+    """What the error makes of the run, as for a native turn; then it is raised, as words. Returns
+    where nothing stopped, because what would have ended the wait had come."""
+    if isinstance(error, (BadPayload, InvalidId, StepOpen, *NOT_THE_TURNS)):
+        raise error
+    open_ = [start.step for start in task.open_writes() if start.step != call.step]
+    if isinstance(error, RunCancelled) and task.open_writes():
+        raise error
+    if open_:  # a park would end the claim under them
+        raise StepOpen(
+            f"run {task.run_id}: the turn stops at {call.step}, and {open_[0]} is still open",
+            run_id=task.run_id,
+            hint="append its result, then ask again",
+        ) from error
+    journal = task.journal
+    step = journal.fold.steps.get(call.step)
+    if isinstance(error, IndeterminateError) and call.unsafe and step is not None and step.starts:
+        await doubt(journal, step.last)
+    await stopped(task.ends(), error)
+    if journal.fold.cancel is not None and not journal.fold.finished:
+        await task.cancelled()
+    if journal.fold.claim is not None:
+        return
+    await task.settle()
+    raise words(task, error) from error
+
+
+def words(task: RemoteTask, error: Exception) -> RunfoldError:
+    """The error as it is answered."""
+    run = task.run_id
+    match error:
+        case AwaitDecisions(asks=asks):
+            return AwaitingApproval(
+                f"run {run} waits for a decision on {asks[0].tool}",
+                run_id=run,
+                marker=asks[0].marker,
+                hint="the task is over; poll on",
+            )
+        case BoundReached():
+            return RunFinished(f"run {run} has failed: {error}", run_id=run)
+        case RunfoldError():
+            return error
+        case _:
+            raise error
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+async def _complete(task: RemoteTask, record_id: str, record: Completed, repeated: bool) -> int:
+    journal, fold = task.journal, task.journal.fold
+    name = step_at(fold.iteration, record.position)
+    step = fold.steps.get(name)
+    if repeated:
+        if step is not None and step.completed is not None and step.completed.id == record_id:
+            return step.completed.n
+        raise BadPayload("this id was used for another record", hint="ids go up by one in a task")
+    if (
+        step is None
+        or not step.starts
+        or (step.last.n, step.last.claim) != (record.start, journal.claim)
+        or step.completed is not None
+    ):
+        raise StaleSignal(
+            f"record {record.start} is no open start of this task at {name}", run_id=task.run_id
+        )
+    try:
+        completed = await complete_step(journal, step.last, _result(name, record), record_id)
+    except TooLarge as error:
+        await _stop(task, task_call(step), error)
+        raise
+    if fold.cancel is not None and not task.open_writes():
+        await task.ends().cancelled()
+        await task.settle()
+    return completed.n
+
+
+def task_call(step: StepState) -> Call:
+    """The call of a recorded step."""
+    last = step.last
+    return make_call(step.name, last.kind, last.tool, last.input, unsafe=step.unsafe)
+
+
+def _result(name: str, record: Completed) -> StepCompleted:
+    given = [record.result, record.error, record.not_called]
+    if sum(one is not UNSET for one in given) != 1:
+        raise BadPayload("a step is completed with one of result, error, not_called")
+    if record.not_called is not UNSET:
+        problem = StepError(type="not_called", message=record.not_called)
+        return StepCompleted(step=name, error=problem, via="not_called")
+    if record.error is not UNSET:
+        message = record.error.message[: limits.REASON_CHARS_MAX]
+        data = normalise(record.error.data, "the data of an error")
+        problem = StepError(type="tool_error", message=message, data=data)
+        return StepCompleted(step=name, error=problem)
+    return StepCompleted(step=name, result=normalise(record.result, f"the result of {name}"))
+
+
+async def _progress(task: RemoteTask, record_id: str, record: Progress, repeated: bool) -> int:
+    name = step_at(task.journal.fold.iteration, record.position)
+    output = normalise(record.output, f"the progress of {name}")
+    if len(canonical(output)) > limits.PROGRESS_BYTES_MAX:
+        raise TooLarge(
+            f"progress of {name} is at most {limits.PROGRESS_BYTES_MAX} bytes", run_id=task.run_id
+        )
+    body = StepProgress(step=name, output=output)
+    if not repeated:
+        await task.journal.append(
+            lambda fold: body if name in fold.open else None, record_id=record_id
+        )
+    return task.journal.fold.n
+
+
+# ---- inputs ------------------------------------------------------------------------------------
+
+
+async def _place(task: RemoteTask, record: Placed) -> dict[str, Any]:
+    """Placing goes by position: a repeat finds what was placed."""
+    journal = task.journal
+    iteration, position = journal.fold.iteration, record.position
+    name = step_at(iteration, position)
+    if name in journal.fold.steps:
+        error = moved(journal.fold, name, "place_inputs")
+        await _stop(task, task_call(journal.fold.steps[name]), error)
+        raise error
+
+    def due(fold: Fold) -> InputPlaced | None:
+        return placing(fold, iteration, position, record.mode)
+
+    while await journal.append(due) is not None:
+        pass
+    inputs = [one for one in journal.fold.placed_at(name) if one.mode == record.mode]
+    return {"inputs": [input_json(one) for one in inputs]}
+
+
+def input_json(known: Submitted) -> dict[str, JSON]:
+    """A placed input, as workers see it."""
+    return {"request_id": known.request_id, "mode": known.mode, "content": known.content}

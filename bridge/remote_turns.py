@@ -1,0 +1,215 @@
+"""Shell: a turn of a worker over HTTP: what it is to play, and the record it ends with (R65)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from journal import ids
+from journal.errors import RunfoldError
+from journal.ids import RunId
+from journal.log import Log
+from journal.messages import JSON
+from journal.owed import pay
+from journal.positions import ended_before, later, told
+from journal.records import StepCompleted
+from journal.step_state import StepState
+from journal.stops import stopped
+from journal.terms import Complete, Continue, Fail, Next, Pause
+
+from .remote import RemoteTask, Repeated, StepOpen
+from .remote_calls import input_json, recorded
+
+Calls = Annotated[int, Meta(ge=0, le=100_000)]
+Number = Annotated[int, Meta(ge=1, le=10**17)]
+Claimed = Annotated[int, Meta(ge=1)]
+Reason = Annotated[str, Meta(max_length=4000)]
+
+
+class InputsQueued(RunfoldError):
+    """The run can't complete: inputs came that it has not been told (R62)."""
+
+    code = "inputs_queued"
+
+
+class End(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`calls`: how many positions the turn used; recorded calls behind them are a mismatch."""
+
+    id: Number
+    claim: Claimed | None = None
+    calls: Calls | None = None
+
+
+class Completes(End, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run's answer."""
+
+    message: JSON
+    leave_inputs: bool = False
+
+
+class Continues(End, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another turn from `state`: at once, or when the first of these waits ends."""
+
+    state: JSON = None
+    delay_s: Annotated[float, Meta(ge=0, le=1e10)] | None = None
+    until: datetime | None = None
+    until_input: bool = False
+    until_child: str = ""
+
+
+class Pauses(End, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operator must act."""
+
+    reason: Reason
+    state: JSON = None
+    until: datetime | None = None
+
+
+class Fails(End, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run fails; `retriable`: the retry policy applies first."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=200)]
+    detail: Reason = ""
+    retriable: bool = False
+
+
+# ---- what is to be played ------------------------------------------------------------------
+
+
+async def read(task: RemoteTask, claim: int | None) -> dict[str, Any]:
+    """The turn to play; claims the run, if it is not claimed yet."""
+    async with task.entered(claim, takes=True):
+        fold = task.journal.fold
+        assert fold.started is not None
+        steps = sorted(fold.steps.values(), key=_position)
+        before = [*told(fold, "steer"), *told(fold, "follow_up")]
+        return {
+            "run": task.run_id,
+            "agent": fold.started.agent,
+            "input": fold.started.input,
+            "iteration": fold.iteration,
+            "attempt": fold.attempt,
+            "state": fold.state,
+            "claim": task.journal.claim,
+            "steps": [_step(step) for step in steps],
+            "told": [input_json(known) for known in before],
+            "queued": {mode: len(fold.queued(mode)) for mode in ("steer", "follow_up")},
+            "cancelled": fold.cancel is not None,
+        }
+
+
+def _position(step: StepState) -> int:
+    place = step.name.rpartition("/")[2]
+    return int(place) if place.isdecimal() else -1
+
+
+def _step(step: StepState) -> dict[str, Any]:
+    shown: dict[str, Any] = {"position": _position(step), "status": "open"}
+    if step.starts:
+        shown |= {"kind": step.last.kind, "tool": step.last.tool, "input": step.last.input}
+    if isinstance(step.completed, StepCompleted):
+        result = recorded(step.completed)
+        del result["decision"]
+        shown |= {**result, "status": "completed"}
+    return shown
+
+
+async def checkpoint(task: RemoteTask) -> dict[str, Any]:
+    """The state of the last commit; claims nothing."""
+    run = await Log.read(task.store, task.run_id)
+    run.check_runnable()
+    fold = run.fold
+    source = "commit" if fold.committed else "start"
+    return {
+        "state": fold.state,
+        "source": source,
+        "n": fold.committed or 1,
+        "iteration": fold.iteration,
+    }
+
+
+async def beat(task: RemoteTask, claim: int | None, preview: str) -> dict[str, Any]:
+    """Keep the lease."""
+    async with task.entered(claim, takes=False):
+        if preview:
+            await task.store.preview(task.run_id, preview)
+        return {"cancelled": task.journal.fold.cancel is not None}
+
+
+# ---- how it ends ---------------------------------------------------------------------------
+
+
+async def end(task: RemoteTask, asked: End) -> dict[str, Any]:
+    """Commit the end of the turn; whether the next one is this task's, too."""
+    record_id = task.name.record_id(asked.id)
+    try:
+        async with task.entered(asked.claim, takes=True, record_id=record_id):
+            if not task.journal.fold.repeats(record_id):
+                await _commit(task, record_id, asked)
+            fold = task.journal.fold
+            more = fold.claim is not None
+            await task.settle()
+            return {"status": fold.status(), "more": more, "claim": task.journal.claim}
+    except Repeated as repeated:
+        await pay(repeated.run)  # the first time it may not have come to that
+        fold = repeated.run.fold
+        return {"status": fold.status(), "more": False, "claim": asked.claim}
+
+
+async def _commit(task: RemoteTask, record_id: str, asked: End) -> None:
+    """Raises StepOpen, InputsQueued, ReplayMismatch, RunCancelled; nothing was committed then."""
+    journal = task.journal
+    outcome = _outcome(asked)
+    if open_ := task.open_writes():
+        raise StepOpen(
+            f"run {task.run_id}: the turn can't end while {open_[0].step} is open",
+            run_id=task.run_id,
+            hint="append its result; if you don't know it, ask for its step again",
+        )
+    keep = isinstance(asked, Completes) and not asked.leave_inputs
+    ends = task.ends(record_id, unless_queued=keep)
+    try:
+        if asked.calls is not None:
+            left = later(journal.fold, journal.fold.iteration, asked.calls)
+            if left is not None:
+                raise ended_before(journal.fold, left, type(outcome).__name__)
+        await ends.commit(outcome)
+    except RunfoldError as error:
+        await stopped(task.ends(), error)
+        await task.settle()
+        raise
+    fold = journal.fold
+    if fold.repeats(record_id):
+        return
+    if fold.cancel is not None and not fold.finished:
+        await task.cancelled()
+    if keep and fold.queued():
+        raise InputsQueued(
+            f"run {task.run_id} has {len(fold.queued())} input(s) queued",
+            run_id=task.run_id,
+            hint="place them and go on, or say leave_inputs",
+        )
+    raise StepOpen(f"run {task.run_id}: the turn can't end now", run_id=task.run_id)
+
+
+def _outcome(asked: End) -> Next:
+    match asked:
+        case Completes(message=message):
+            return Complete(message)
+        case Continues():
+            child = ids.run_id(asked.until_child) if asked.until_child else None
+            return Continue(
+                state=asked.state,
+                delay=None if asked.delay_s is None else timedelta(seconds=asked.delay_s),
+                until=asked.until,
+                until_input=asked.until_input,
+                until_child=None if child is None else RunId(child),
+            )
+        case Pauses(reason=reason, state=state, until=until):
+            return Pause(reason=reason, state=state, until=until)
+        case Fails(reason=reason, detail=detail, retriable=retriable):
+            return Fail(reason=reason, detail=detail, retriable=retriable)
+        case _:
+            raise AssertionError(type(asked).__name__)
