@@ -17,7 +17,8 @@ from .call import Call, answer
 from .offers import RemoteTasks
 from .operation import Operation, Parameter, json_answer
 from .remote import RemoteTask
-from .remote_calls import Appended, append
+from .remote_calls import append
+from .remote_shapes import Appended
 from .remote_turns import Claimed, Completes, Continues, Fails, Number, Pauses
 from .task_id import TASK_CHARS_MAX, AgentTerms
 
