@@ -1,0 +1,239 @@
+"""Shell: what runs while `runfold bridge` does: a store, an HTTP server, the parts on NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, Protocol
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from journal import ids, limits
+from journal.errors import RunfoldError
+from journal.stores.jetstream import JetStreamStore
+
+from . import looking, page, runs, talking, work_api
+from .app import App, is_loopback
+from .auth import Auth
+from .call import Call, answer
+from .desk import Desk, Health
+from .metrics import Metrics
+from .nats_api import NatsApi
+from .offers import RemoteTasks
+from .openapi import openapi
+from .operation import Operation, json_answer
+from .signals import SignalDoor
+
+DRAIN_S: Final = 10
+"""Requests that were begun may end within this when the bridge stops. Streams and waits end at
+once."""
+
+BACKLOG: Final = 1024
+
+
+class Part(Protocol):
+    """What works beside the HTTP server, on NATS. `run` ends when it is cancelled; `problem` says
+    why it does not do its work now, and is empty where it does."""
+
+    async def run(self) -> None: ...
+    def problem(self) -> str: ...
+
+
+def parts(store: JetStreamStore, metrics: Metrics) -> Sequence[Part]:
+    """Doors on NATS. A further part is a line here."""
+    return (
+        SignalDoor(store, count=metrics.signal),
+        NatsApi(store, count=metrics.signal),
+    )
+
+
+class OpenBridge(RunfoldError):
+    """Without auth the bridge binds to loopback only (R66)."""
+
+    code = "open_bridge"
+
+
+class Bridge:
+    """`await Bridge(url, auth=…).serve()` until `stop` or the connection is closed for good."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        auth: Auth,
+        namespace: str = "runfold",
+        creds: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8787,
+        ack_wait_s: float = limits.ACK_WAIT_S,
+        restart_limit: int = limits.RESTART_LIMIT,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        """Port 0 is any free one: see `address` when ready. Raises InvalidId, OpenBridge."""
+        ids.namespace(namespace)
+        if auth.open and not is_loopback(host):
+            raise OpenBridge(f"without auth a bridge listens on this machine only, not on {host}")
+        self._url = url
+        self._namespace = namespace
+        self._creds = creds
+        self._auth = auth
+        self._host = host
+        self._port = port
+        self._ack_wait_s = ack_wait_s
+        self._restart_limit = restart_limit
+        self._on_ready = on_ready or (lambda: None)
+        self._stopping = asyncio.Event()
+        self._ready = False
+        self._store: JetStreamStore | None = None
+        self._parts: Sequence[Part] = ()
+        self.metrics = Metrics()
+        self.metrics.connected_by(lambda: self._store is not None and self._store.connected)
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    async def stop(self) -> None:
+        """Tell it to stop; idempotent. `serve` returns when it has."""
+        self._stopping.set()
+
+    def health(self) -> Health:
+        """Red where a request would find nobody home, or tokens are not what the file says."""
+        problems: list[str] = []
+        if self._store is None or not self._store.connected:
+            problems.append("not connected to the NATS server")
+        elif self._stopping.is_set():
+            problems.append("it is stopping")
+        elif not self._ready:
+            problems.append("it is starting")
+        problems += [said for part in self._parts if (said := part.problem())]
+        if (said := self._auth.problem()) is not None:
+            problems.append(said)
+        return Health(ok=not problems, problems=tuple(problems))
+
+    async def serve(self) -> None:
+        """Until `stop`. Raises OSError where the address can't be had, NotProvisioned,
+        StoreUnavailable, and what the store says when its connection is closed for good."""
+        with self._bound() as listening:
+            async with JetStreamStore(
+                self._url, namespace=self._namespace, creds=self._creds
+            ) as store:
+                self._store = store
+                try:
+                    await self._work(store, listening)
+                except ExceptionGroup as group:
+                    if len(group.exceptions) == 1:
+                        raise group.exceptions[0] from None
+                    raise
+                finally:
+                    self._ready = False
+                    self._store = None
+
+    async def _work(self, store: JetStreamStore, listening: socket.socket) -> None:
+        desk = Desk(store, self._auth, self.metrics, self.health)
+        remote = RemoteTasks(store, ack_wait_s=self._ack_wait_s, restart_limit=self._restart_limit)
+        server = _Server(
+            uvicorn.Config(
+                App(desk, operations(desk, remote)),
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_config=None,
+                log_level="critical",  # what matters is said by app.py
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=DRAIN_S,
+            )
+        )
+        self._parts = (remote, *parts(store, self.metrics))
+        async with asyncio.TaskGroup() as group:
+            working = [group.create_task(part.run()) for part in self._parts]
+            working.append(group.create_task(_closed(store)))
+            serving = group.create_task(server.serve_until_cancelled(listening))
+            try:
+                self._ready = True
+                self._on_ready()
+                await self._stopping.wait()
+            finally:  # also when it is cancelled: the server waits for streams to end
+                desk.stopping.set()
+            server.should_exit = True
+            await serving
+            for task in working:
+                task.cancel()
+
+    @contextlib.contextmanager
+    def _bound(self) -> Generator[socket.socket]:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.create_server(
+            (self._host, self._port), family=family, backlog=BACKLOG
+        ) as found:
+            found.setblocking(False)
+            self._port = found.getsockname()[1]
+            yield found
+
+
+def operations(desk: Desk, remote: RemoteTasks) -> list[Operation]:
+    """The table. A further list of operations is a line here."""
+    found = [
+        *runs.operations(desk),
+        *talking.operations(desk),
+        *looking.operations(desk),
+        *work_api.operations(remote),
+        *page.operations(desk),
+    ]
+    document: dict[str, Any] = {}
+
+    async def describe(_: Call) -> Any:
+        return answer(document)
+
+    found.append(
+        Operation(
+            name="openapi",
+            method="GET",
+            path="/openapi.json",
+            scope="read",
+            summary="This document",
+            handle=describe,
+            answers={200: json_answer("OpenAPI 3.1.", dict[str, Any])},
+            problems=(400,),
+        )
+    )
+    document.update(openapi(found))
+    return found
+
+
+async def _closed(store: JetStreamStore) -> None:
+    raise await store.closed()
+
+
+class _Protocol(H11Protocol):
+    """Says by which connection a request came: sse.py cuts off who reads nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "transport": transport}
+
+
+class _Server(uvicorn.Server):
+    """Signals are the command's; a cancelled server ends its connections in order, too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def serve_until_cancelled(self, listening: socket.socket) -> None:
+        try:
+            await self.serve(sockets=[listening])
+        except asyncio.CancelledError:
+            # uvicorn would leave its connections and the tasks behind them as they are.
+            if self.started:
+                await self.shutdown(sockets=[listening])
+            raise
