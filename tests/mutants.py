@@ -58,6 +58,7 @@ INPUTS = "tests/core/test_inputs.py::"
 LOOP = "tests/core/test_loop.py::"
 LOOP_INPUTS = "tests/core/test_loop_inputs.py::"
 ORDER = "tests/core/test_order.py::"
+BRIDGE_TASKS = "tests/real/test_bridge_tasks.py::"
 POLICIES = "tests/core/test_policies.py::"
 REPLIES = "tests/core/test_replies.py::"
 SIGNALS = "tests/core/test_signals.py::"
@@ -575,7 +576,8 @@ MUTANTS = [
         "journal/ends.py",
         "if fold.finished or fold.cancel is not None or fold.unknown():\n"
         "                return None\n            if self._unless_queued",
-        "if fold.finished or fold.unknown():\n                return None\n            if self._unless_queued",
+        "if fold.finished or fold.unknown():\n"
+        "                return None\n            if self._unless_queued",
         POLICIES + "test_nothing_starts_once_a_cancellation_is_in_the_journal",
     ),
     Mutant(
@@ -1221,6 +1223,87 @@ MUTANTS = [
         'if known.at >= oldest or known.name in ("approve", "reject")',
         "if known.at >= oldest",
         SUMMARY + "test_a_fold_restored_at_any_commit_stays_the_full_fold_record_by_record",
+    ),
+    # ---- workers over HTTP ---------------------------------------------------------------------
+    Mutant(
+        "remote-silence",
+        "only its deadline says that a remote worker's call is over",
+        "journal/unknown.py",
+        '    if holder.remote:\n        return late and answer != "yes"\n',
+        "",
+        FINDINGS + "test_only_the_deadline_says_that_a_call_made_over_http_is_over",
+    ),
+    Mutant(
+        "remote-yes",
+        "a remote worker that is heard of is waited for past its deadline",
+        "journal/unknown.py",
+        'return late and answer != "yes"',
+        "return late",
+        FINDINGS + "test_only_the_deadline_says_that_a_call_made_over_http_is_over",
+    ),
+    Mutant(
+        "remote-repeat",
+        "a repeated request to start a call finds its start",
+        "bridge/remote_calls.py",
+        "            if repeated:\n                return _said_before",
+        "            if False:\n                return _said_before",
+        BRIDGE_TASKS + "test_a_repeated_request_gets_its_first_answer_and_writes_nothing",
+    ),
+    Mutant(
+        "remote-claim-unmarked",
+        "a claim says that its worker is remote",
+        "bridge/remote.py",
+        "restart_limit=restart_limit, remote=True",
+        "restart_limit=restart_limit",
+        BRIDGE_TASKS + "test_the_claim_of_a_worker_over_http_says_so_and_whose_it_is",
+    ),
+    Mutant(
+        "remote-second-claim",
+        "a task whose claim is over is given no second one",
+        "bridge/remote.py",
+        "        elif mine or claim is not None:",
+        "        elif False:",
+        BRIDGE_TASKS + "test_a_task_whose_claim_is_over_is_never_given_a_second_one",
+    ),
+    Mutant(
+        "remote-foreign-task",
+        "a task is its owner's alone",
+        "bridge/task_id.py",
+        "if name.owner != owner or ",
+        "if ",
+        BRIDGE_TASKS + "test_a_task_is_its_owners_alone_and_names_no_other_subject",
+    ),
+    Mutant(
+        "remote-foreign-ack",
+        "a task's name makes the bridge acknowledge nothing but a task of its agent",
+        "bridge/task_id.py",
+        'if f".{consumer}." not in name.reply or ',
+        "if ",
+        BRIDGE_TASKS + "test_a_task_is_its_owners_alone_and_names_no_other_subject",
+    ),
+    Mutant(
+        "remote-park-under-call",
+        "a turn over HTTP does not stop while another write of it is open",
+        "bridge/remote_calls.py",
+        "    if open_:  # a park",
+        "    if False:  # a park",
+        BRIDGE_TASKS + "test_a_turn_neither_stops_nor_ends_while_a_write_of_it_is_open",
+    ),
+    Mutant(
+        "remote-end-over-open",
+        "a turn over HTTP does not end while a write of it is open",
+        "bridge/remote_turns.py",
+        "    if open_ := task.open_writes():",
+        "    if open_ := []:",
+        BRIDGE_TASKS + "test_a_turn_neither_stops_nor_ends_while_a_write_of_it_is_open",
+    ),
+    Mutant(
+        "remote-old-start",
+        "a result over HTTP is recorded for the start it names only",
+        "bridge/remote_calls.py",
+        "        or (step.last.n, step.last.claim) != (record.start, journal.claim)\n",
+        "",
+        BRIDGE_TASKS + "test_a_result_is_recorded_for_the_start_it_names_only",
     ),
     # ---- a run under a claim, and its task message ---------------------------------------------
     Mutant(

@@ -393,6 +393,19 @@ async def test_a_silent_worker_is_over_only_past_the_deadline(deadline: str, ove
     assert await retried(await shared_with("silent", deadline)) is over
 
 
+@pytest.mark.parametrize("answer", ["yes", "no", "nobody", "silent"])
+@pytest.mark.parametrize("adopted", [False, True], ids=["", "adopted"])
+@pytest.mark.parametrize(("deadline", "past"), [(PAST, True), (FUTURE, False)])
+async def test_only_the_deadline_says_that_a_call_made_over_http_is_over(
+    deadline: str, past: bool, adopted: bool, answer: Answer
+):
+    between = [claimed("w2", reason="adopted")] if adopted else []
+    bodies = [started(), claimed("w1", remote=True), begun(deadline), *between, parked("reconcile")]
+    store = await Log(*bodies, retry(PAY, 3)).store(FaultyStore(shared=True))
+    store.answers["w1"] = answer
+    assert await retried(store) is (past and answer != "yes")
+
+
 @pytest.mark.parametrize(("deadline", "over"), [(PAST, True), (FUTURE, False), ("", False)])
 async def test_a_start_without_a_claim_is_over_only_past_the_deadline(deadline: str, over: bool):
     log = Log(started(), begun(deadline), retry(PAY, 2))

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 from kit.http_tasks import HttpSite, Refused, bridge_on, http_site
 from kit.servers import NatsServer
+from msgspec import structs
 
+from bridge.task_id import decode_name, encode_name
 from journal import stepping
+from journal.ids import RunId
+from journal.records import Claim
+from journal.views import Failed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 _names = itertools.count()
@@ -184,3 +189,188 @@ async def test_a_probe_over_http_settles_permits_or_asks(
         )
     else:
         assert (settled["decision"], settled["key"]) == ("call", started["key"])
+
+
+async def test_the_claim_of_a_worker_over_http_says_so_and_whose_it_is(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    records = [entry.record for entry in (await site.fleet.store.load(RunId("a1"))).entries]
+    claim = records[1]
+    assert isinstance(claim, Claim)
+    assert claim.remote
+    assert claim.worker.startswith("http-dev-")
+    assert claim.by == claim.worker
+    await task.end("complete", message="x")
+
+
+async def test_a_task_whose_claim_is_over_is_never_given_a_second_one(site: HttpSite):
+    await site.start("a1")
+    first = await site.poll()
+    await first.read()
+    second = await site.poll()  # the first is silent for the ack wait
+    await second.read()
+    await second.end("continue", state=1, delay_s=0)
+    ended = await second.end("continue", state=2, until_input=True)
+    assert ended == {"status": "waiting", "more": False, "claim": second.claim}
+    await site.fleet.send("a1", "go on")
+    before = await site.types("a1")
+    for claim in (first.claim, None):  # it may not even know that it was claimed
+        first.claim = claim
+        for verb in ("read", "end"):
+            with pytest.raises(Refused) as refused:
+                await (first.read() if verb == "read" else first.end("complete", message="x"))
+            assert refused.value.code in ("fenced", "committed")
+    async with bridge_on(site.url, site.namespace) as other:
+        elsewhere = first.on(other.address)
+        with pytest.raises(Refused) as refused:
+            await elsewhere.read()
+        assert refused.value.code in ("fenced", "committed")
+        await elsewhere.http.aclose()
+    assert await site.types("a1") == before
+
+
+async def test_a_task_is_its_owners_alone_and_names_no_other_subject(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    name, _ = decode_name(task.name, "dev", site.namespace)
+    forged = [
+        structs.replace(name, owner="eve"),
+        structs.replace(name, reply=name.reply.replace("TASKS", "SIGNALS")),
+        structs.replace(name, reply=f"{site.namespace}.journal.0.a1"),
+        structs.replace(name, nonce="../../x"),
+        structs.replace(name, run="*"),
+        structs.replace(name, priority=7),
+    ]
+    texts = [encode_name(one) for one in forged]
+    for text in [*texts, "x", "e30", "A" * 5000, task.name[:-4]]:
+        answer = await site.http.post(f"/tasks/{text}/journal.read", json={})
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), text
+    assert await site.types("a1") == ["run.started"]
+    await task.end("complete", message="x")
+
+
+async def test_a_turn_neither_stops_nor_ends_while_a_write_of_it_is_open(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    started = await task.start(0, "charge", 1)
+    with pytest.raises(Refused) as asked:
+        await task.start(1, "refund", 1, approval="really?")
+    assert asked.value.code == "step_open"
+    ends = {"complete": {"message": "x"}, "fail": {"reason": "x"}, "pause": {"reason": "x"}}
+    for verb, fields in ends.items():
+        with pytest.raises(Refused) as ended:
+            await task.end(verb, **fields)
+        assert ended.value.code == "step_open", verb
+    await task.complete(0, started["n"], result="T-1")
+    with pytest.raises(Refused) as parked:
+        await task.start(1, "refund", 1, approval="really?")
+    assert parked.value.code == "awaiting_approval"
+    assert parked.value.problem["marker"].startswith("a1/0/1@1.")
+    assert (await site.state("a1")).status == "awaiting_approval"
+
+
+async def test_a_result_is_recorded_for_the_start_it_names_only(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    first = await task.start(0, "charge", 1)
+    await task.complete(0, first["n"], result="T-1")
+    second = await task.start(1, "charge", 2)
+    for position, start in ((1, first["n"]), (1, second["n"] + 7), (0, first["n"])):
+        with pytest.raises(Refused) as refused:
+            await task.complete(position, start, result="forged")
+        assert refused.value.code == "stale_signal"
+    await task.complete(1, second["n"], result="T-2")
+    await task.end("complete", message="x")
+
+
+async def decided(site: HttpSite, word: str) -> dict[str, Any]:
+    """What the worker is answered about a call that a person decided on."""
+    task = await site.poll()
+    await task.read()
+    with pytest.raises(Refused) as parked:
+        await task.start(0, "charge", 0, approval="sure?")
+    body = {"marker": parked.value.problem["marker"], "decision": word}
+    assert (await site.http.post("/decisions", json=body)).json()["result"] == "applied"
+    task = await site.poll()
+    await task.read()
+    answer = await task.start(0, "charge", 0, approval="sure?")
+    if answer["decision"] == "call":
+        await task.complete(0, answer["n"], result="T-0")
+    await task.end("fail", reason="flaky", retriable=True)
+    return answer
+
+
+async def test_an_approval_lets_the_call_be_made_once_in_all_attempts(site: HttpSite):
+    await site.start("a1")
+    assert (await decided(site, "approve"))["decision"] == "call"
+    second = await site.poll()
+    assert (await second.read())["attempt"] == 2
+    honoured = await second.start(0, "charge", 0, approval="sure?")
+    assert (honoured["decision"], honoured["result"]) == ("recorded", "T-0")
+    await second.end("complete", message="x")
+    assert (await site.types("a1")).count("step.started") == 1
+
+
+async def test_a_rejected_call_is_answered_with_the_refusal(site: HttpSite):
+    await site.start("a1")
+    answer = await decided(site, "reject")
+    assert (answer["decision"], answer["error"]["type"]) == ("recorded", "rejected")
+    assert "step.started" not in await site.types("a1")
+
+
+async def test_a_run_that_is_cancelled_lets_its_write_end_and_starts_no_other(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    started = await task.start(0, "charge", 1)
+    await site.fleet.cancel("a1")
+    assert (await task.post("heartbeat", {}))["cancelled"]
+    with pytest.raises(Refused) as refused:
+        await task.start(1, "charge", 2)
+    assert (refused.value.status, refused.value.code) == (409, "cancelled")
+    assert (await task.complete(0, started["n"], result="T-1"))["cancelled"]
+    assert (await site.state("a1")).status == "cancelled"
+    assert (await site.types("a1"))[-2:] == ["step.completed", "commit"]
+
+
+async def test_a_cancelled_run_that_waits_for_a_worker_is_ended_without_a_turn(site: HttpSite):
+    await site.start("a1")
+    await site.fleet.cancel("a1")
+    task = await site.poll()
+    with pytest.raises(Refused) as refused:
+        await task.read()
+    assert refused.value.code == "cancelled"
+    assert (await site.state("a1")).status == "cancelled"
+
+
+async def test_a_run_does_not_complete_over_a_queued_input_unless_it_is_left(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    await site.fleet.send("a1", "wait", request_id="i1")
+    with pytest.raises(Refused) as refused:
+        await task.end("complete", message="x")
+    assert (refused.value.status, refused.value.code) == (409, "inputs_queued")
+    placed = await task.append("input.placed", position=0, mode="steer")
+    assert placed["inputs"] == [{"request_id": "i1", "mode": "steer", "content": "wait"}]
+    await site.fleet.send("a1", "more", request_id="i2")
+    assert (await task.end("complete", message="x", leave_inputs=True))["status"] == "completed"
+    assert (await site.fleet.input("a1", "i1")).status == "done"
+    assert (await site.fleet.input("a1", "i2")).status == "unanswered"
+
+
+async def test_workers_that_vanish_count_as_restarts_until_the_limit(server: NatsServer):
+    async with http_site(server, f"t{next(_names)}", ack_wait_s=1.0, restart_limit=2) as site:
+        await site.start("a1")
+        for _ in range(2):
+            await (await site.poll(retry={"attempts": 1})).read()
+        last = await site.poll(retry={"attempts": 1})
+        with pytest.raises(Refused) as refused:
+            await last.read()
+        assert refused.value.code == "stale"
+        state = await site.state("a1")
+        assert isinstance(state.outcome, Failed)
+        assert state.outcome.reason == "restart_limit"
