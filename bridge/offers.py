@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 from journal import ids
@@ -52,11 +54,6 @@ class Channel:
         self.polls: deque[Poll] = deque()
         self.pulling: asyncio.Task[None] | None = None
 
-    @property
-    def wanted(self) -> bool:
-        """Whether a poll still waits."""
-        return any(not poll.offer.done() for poll in self.polls)
-
     def next(self) -> Poll | None:
         """The poll that waits longest."""
         while self.polls:
@@ -76,6 +73,7 @@ class RemoteTasks:
         self._worker = ids.name(f"bridge-{process_name()}", "a worker")
         self._channels: dict[AgentTerms, Channel] = {}
         self._tasks: dict[str, RemoteTask] = {}
+        self._guests: dict[str, RemoteTask] = {}
         self._looks = 0
         self._group: asyncio.TaskGroup | None = None
         self._problem = ""
@@ -92,7 +90,7 @@ class RemoteTasks:
                 while True:
                     await asyncio.sleep(self.ack_wait_s / 4)
                     for text, task in list(self._tasks.items()):
-                        if not task.heard:
+                        if not task.heard and self._tasks.get(text) is task:
                             del self._tasks[text]
                             await task.close()
         finally:
@@ -123,22 +121,32 @@ class RemoteTasks:
         finally:
             poll.offer.cancel()
             for channel in channels:
-                self._left(channel)
+                self._left(channel, poll)
         if poll.offer.cancelled():
             return None
         task = poll.offer.result()
         return encode_name(task.name), task
 
-    def find(self, text: str, owner: str) -> RemoteTask:
-        """The owner's task with this name. Raises NotFound, Busy."""
+    @asynccontextmanager
+    async def using(self, text: str, owner: str) -> AsyncGenerator[RemoteTask, None]:
+        """The owner's task with this name. It is known here from when it holds its run: anybody can
+        make up names. Raises NotFound."""
         name, task = decode_name(text, owner, self._store.namespace)
         text = encode_name(name)
-        known = self._tasks.get(text)
+        known = self._tasks.get(text) or self._guests.get(text)
         if known is None or known.over:
-            if len(self._tasks) >= TASKS_MAX:
-                raise Busy("the bridge has as many tasks as it takes", hint="ask again later")
-            known = self._tasks[text] = self._made(name, task)
-        return known
+            known = self._guests[text] = self._made(name, task)
+        known.users += 1
+        try:
+            yield known
+        finally:
+            known.users -= 1
+            if known.held:
+                self._tasks[text] = known
+            if not known.users and self._guests.get(text) is known:
+                del self._guests[text]
+                if not known.held:
+                    await known.close()
 
     async def _give_back(self, task: RemoteTask) -> None:
         self._tasks.pop(encode_name(task.name), None)
@@ -148,9 +156,12 @@ class RemoteTasks:
     def _channel(self, terms: AgentTerms) -> Channel:
         return self._channels.setdefault(terms, Channel(terms))
 
-    def _left(self, channel: Channel) -> None:
+    def _left(self, channel: Channel, poll: Poll) -> None:
         """Nothing is pulled for nobody."""
-        if not channel.wanted:
+        if poll in channel.polls:
+            channel.polls.remove(poll)
+        if not channel.polls:
+            self._problem = ""  # of tasks that nobody waits for
             self._channels.pop(channel.terms, None)
             if channel.pulling is not None:
                 channel.pulling.cancel()
@@ -173,6 +184,7 @@ class RemoteTasks:
             try:
                 tasks = self._store.tasks
                 await tasks.ensure(channel.terms.name, ack_wait_s=self.ack_wait_s)
+                self._problem = ""
                 async with asyncio.TaskGroup() as group:
                     for place, priority in enumerate(PRIORITIES):
                         group.create_task(self._pull_some(channel, priority, place))
@@ -224,12 +236,17 @@ class RemoteTasks:
         except RunfoldError as error:
             log.warning("run %s is left to redelivery: %s", task.run_id, error.message)
             return
+        except Exception:  # the edge of one run: it must not end the bridge
+            log.exception("run %s is left to redelivery: this is a bug", task.run_id)
+            return
         if wanted is None:
             return
         poll = channel.next()
         if poll is None:
             lease.nak()
             return
-        remote = self._made(named(task, poll.owner, channel.terms), task, wanted)
+        remote = self._made(
+            named(task, poll.owner, channel.terms, secrets.token_hex(8)), task, wanted
+        )
         self._tasks[encode_name(remote.name)] = remote
         poll.offer.set_result(remote)

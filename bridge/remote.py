@@ -99,7 +99,9 @@ class RemoteTask:
         self.terms = name.terms
         self.ack_wait_s = ack_wait_s
         self.heard_at = time.monotonic()
+        self._restart_limit = restart_limit
         self.over = False
+        self.users = 0
         self.lock = asyncio.Lock()
         self._task = task
         self._lease = Lease(store.tasks, task, ack_wait_s)
@@ -140,8 +142,8 @@ class RemoteTask:
 
     def open_writes(self) -> list[StepStarted]:
         """Writes that the worker makes now, as far as the journal knows: they are not unknown."""
-        claim, steps = self.journal.claim, self.journal.fold.open.values()
-        return [step.last for step in steps if step.unsafe and step.last.claim == claim]
+        claim = self.journal.claim
+        return [step.last for step in self.journal.fold.unknown() if step.last.claim == claim]
 
     # ---- a request --------------------------------------------------------------------------
 
@@ -159,7 +161,8 @@ class RemoteTask:
                 await self._read(claim, takes, record_id)
                 self._lease.renew(asked_at)
                 self._lease.hold()
-                await self._check_cancelled()
+                if not (record_id and self.journal.fold.repeats(record_id)):
+                    await self._check_played()
                 yield
             except (StoreUnavailable, asyncio.CancelledError):
                 self._forget()  # an append of ours may land late: the journal is asked anew
@@ -169,6 +172,11 @@ class RemoteTask:
                 raise
             finally:
                 self.heard_at = time.monotonic()
+
+    @property
+    def held(self) -> bool:
+        """Whether the run is held here, under this task's claim."""
+        return self._journal is not None and not self.over
 
     @property
     def heard(self) -> bool:
@@ -186,6 +194,8 @@ class RemoteTask:
         journal = self.journal
         live = journal.fold.claim
         if live is None or live.n != journal.claim:
+            if record_id and journal.fold.repeats(record_id):
+                raise Repeated(journal)
             raise self._ended()
         if claim is not None and claim != journal.claim:
             raise BadRequest(f"the claim of this task is {journal.claim}, not {claim}")
@@ -248,26 +258,13 @@ class RemoteTask:
             )
         self._stack.callback(taken.give)
         self._hold(taken.run, taken.claim.n)
-        if await unplayed(self.ends(), lost=taken.lost):
-            await self.settle()
-            if self.journal.fold.cancel is not None:
-                raise self._cancelled()
-            raise StaleTask(
-                f"run {self.run_id} is {self.journal.fold.status()}: no turn is to be played",
-                run_id=self.run_id,
-                hint="poll again",
-            )
 
     async def _answer(self) -> None:
         """From before the claim on, "do you hold it?" is answered yes for the ack wait after each
         request. Never no: another bridge may have heard of the worker since."""
 
-        def held(run_id: RunId, claim: int) -> bool:
-            if run_id == "":  # the store asks itself whether questions arrive
-                return False
-            if not self.heard:
-                raise LookupError("not heard of lately")  # answered as silence
-            return run_id == self.run_id
+        def held(run_id: RunId, claim: int) -> bool | None:
+            return True if self.heard and run_id == self.run_id else None
 
         if not self._answers:
             await self._stack.enter_async_context(self.store.answering(self.name.worker, held))
@@ -275,9 +272,26 @@ class RemoteTask:
 
     # ---- ends -------------------------------------------------------------------------------
 
-    async def _check_cancelled(self) -> None:
-        if self.journal.fold.cancel is not None and not self.open_writes():
+    async def _check_played(self) -> None:
+        """Whether the turn is one to be played (any more), asked while no write of it is open."""
+        fold = self.journal.fold
+        if self.open_writes():
+            return
+        if fold.cancel is not None:
             await self.cancelled()
+        at = 0
+        while at < fold.n:  # what was not due met a record that it did not know
+            at = fold.n
+            lost = fold.restarts if fold.restarts >= self._restart_limit else 0
+            if not await unplayed(self.ends(), lost=lost):
+                return
+            if fold.claim is None:
+                await self.settle()
+                raise StaleTask(
+                    f"run {self.run_id} is {fold.status()}: no turn is to be played",
+                    run_id=self.run_id,
+                    hint="poll again",
+                )
 
     async def cancelled(self) -> None:
         """End the cancelled run: no write of the worker is open. Raises RunCancelled."""

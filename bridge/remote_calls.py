@@ -9,9 +9,10 @@ the worker does not know what became of its call: then its policy or a person de
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_never
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, structs, to_builtins
 
 from journal import ids, limits
 from journal.codec import Damage
@@ -51,6 +52,7 @@ from journal.steps import (
 from journal.stops import NOT_THE_TURNS, AwaitDecisions, BoundReached, stopped
 from journal.unknown import Ways, doubt, wait_over
 from journal.values import canonical, normalise
+from journal.waits import parse_instant
 
 from .remote import AwaitingApproval, Committed, RemoteTask, StepOpen
 from .remote_shapes import Appended, Completed, Placed, Progress, Started
@@ -64,9 +66,9 @@ async def append(
     try:
         async with task.entered(claim, takes=True):
             try:
-                answer = await _appended(task, record_id, record)
+                answer = await _appended(task, number, record_id, record)
             except Damage as damage:  # of what we would write ourselves: the id is used
-                raise BadPayload(f"the record can't be appended: {damage}") from damage
+                raise used() from damage
             claimed = task.journal.claim
             if isinstance(record, Completed):
                 answer["cancelled"] = task.journal.fold.cancel is not None
@@ -78,20 +80,24 @@ async def append(
         raise
 
 
-async def _appended(task: RemoteTask, record_id: str, record: Appended) -> dict[str, Any]:
+async def _appended(
+    task: RemoteTask, number: int, record_id: str, record: Appended
+) -> dict[str, Any]:
     fold = task.journal.fold
     repeated = fold.repeats(record_id)
+    if fold.repeats(task.name.end_id(number)):
+        raise used()  # a copy, from before the end of an earlier turn
     match record:
         case Started():
             if repeated:
-                return _said_before(fold, record_id, record.position)
+                return _said_before(fold, record_id, record)
             return await _start(task, record_id, record)
         case Completed():
             return {"n": await _complete(task, record_id, record, repeated)}
         case Progress():
             return {"n": await _progress(task, record_id, record, repeated)}
         case Placed():
-            return await _place(task, record)
+            return await _place(task, record_id, record, repeated)
         case other:
             assert_never(other)
 
@@ -99,15 +105,28 @@ async def _appended(task: RemoteTask, record_id: str, record: Appended) -> dict[
 # ---- calls -------------------------------------------------------------------------------------
 
 
-def _said_before(fold: Fold, record_id: str, position: int) -> dict[str, Any]:
-    """The first answer again. An id is repeated only by who did not get it."""
-    step = fold.steps.get(step_at(fold.iteration, position))
-    if step is not None:
-        if step.completed is not None:
-            return recorded(step.completed)
-        if step.last.id == record_id:
-            return _call(step.last)
-    raise BadPayload("this id was used for another record", hint="ids go up by one in a task")
+def _said_before(fold: Fold, record_id: str, record: Started) -> dict[str, Any]:
+    """The first answer again: an id is repeated only by who did not get it. Not where a call that
+    is made only now would outlast its recorded deadline, or the run is cancelled: then the worker
+    says what became of it."""
+    step = fold.steps.get(step_at(fold.iteration, record.position))
+    if step is None or (step.completed is None and step.last.id != record_id):
+        raise used()
+    if step.completed is not None:
+        return recorded(step.completed)
+    start = step.last
+    if start.replay == "unsafe" and (fold.cancel is not None or _too_late(start, record)):
+        return {"decision": "withdrawn", "n": start.n, "key": start.key}
+    return _call(start)
+
+
+def _too_late(start: StepStarted, record: Started) -> bool:
+    latest = parse_instant(start.deadline) - timedelta(seconds=record.timeout_s)
+    return datetime.now(UTC) > latest
+
+
+def used() -> BadPayload:
+    return BadPayload("this id was used for another record", hint="ids go up in a task")
 
 
 def _call(start: StepStarted) -> dict[str, Any]:
@@ -127,12 +146,15 @@ def recorded(completed: StepCompleted) -> dict[str, Any]:
 
 
 async def _start(task: RemoteTask, record_id: str, record: Started) -> dict[str, Any]:
-    while True:
+    at = -1
+    while at < task.journal.fold.n:  # what came meanwhile ends the wait that would have begun
+        at = task.journal.fold.n
         call, key, honoured = _made(task, record)
         try:
             return await _decided(task, record_id, record, call, key, honoured)
         except (RunfoldError, AwaitDecisions, BoundReached) as error:
-            await _stop(task, call, error)  # returns where something ended the wait meanwhile
+            await _stop(task, call.step, error, unsafe=call.unsafe)
+    raise StepOpen(f"run {task.run_id} can neither go on nor stop here", run_id=task.run_id)
 
 
 def _made(task: RemoteTask, record: Started) -> tuple[Call, str, StepState | None]:
@@ -144,7 +166,7 @@ def _made(task: RemoteTask, record: Started) -> tuple[Call, str, StepState | Non
     call = make_call(
         step_at(fold.iteration, record.position),
         record.kind,
-        ids.name(record.tool, "a tool") if is_tool else "",
+        ids.tool_name(record.tool) if is_tool else "",
         normalise(record.input, "the input"),
         unsafe=is_tool and record.replay == "unsafe",
         timeout_s=record.timeout_s,
@@ -164,8 +186,17 @@ async def _decided(
     honoured: StepState | None,
 ) -> dict[str, Any]:
     journal, fold = task.journal, task.journal.fold
+    if task.ends().over():
+        raise BoundReached("duration", "the run's time is over")
     if record.position >= task.terms.bounds.calls_per_iteration:
         raise BoundReached("calls_per_iteration", f"position {record.position} of a turn")
+    for other in fold.unknown():
+        if other.name != call.step and other.last.n not in journal.writing:
+            raise StepOpen(
+                f"run {task.run_id}: {other.name} was cut off, and nobody knows what became of it",
+                run_id=task.run_id,
+                hint="ask for that step first",
+            )
     if call.step not in fold.steps and honoured is None:
         if later(fold, fold.iteration, record.position) is not None:
             raise moved(fold, call.step, "a new call, in front of a recorded one")
@@ -178,13 +209,15 @@ async def _decided(
                 call = structs.replace(call, permit=permit)
     probe = record.probe
     asking = _to_probe(task, call, key, honoured)
-    if asking is not None and (probe is None or probe.key != asking.key):
-        await wait_over(journal, asking)
-        return {"decision": "probe", "n": asking.n, "key": asking.key}
-    said = CannotTell() if probe is None else probe.said()
+    said: Probed = CannotTell()
+    if asking is not None:
+        if probe is None or probe.n != asking.n:  # of an earlier start it says nothing
+            await wait_over(journal, asking)
+            return {"decision": "probe", "n": asking.n, "key": asking.key}
+        said = probe.said()
 
-    async def answered(about: str) -> Probed:
-        return said if probe is not None and about == probe.key else CannotTell()
+    async def answered(key: str) -> Probed:
+        return said
 
     ways = Ways(key=key, honoured=honoured, probe=answered, record_id=record_id)
     outcome = await start_step(journal, call, ways)
@@ -220,23 +253,23 @@ async def _refuse(
     return refused
 
 
-async def _stop(task: RemoteTask, call: Call, error: Exception) -> None:
+async def _stop(task: RemoteTask, name: str, error: Exception, *, unsafe: bool = False) -> None:
     """What the error makes of the run, as for a native turn; then it is raised, as words. Returns
     where nothing stopped, because what would have ended the wait had come."""
     if isinstance(error, (BadPayload, InvalidId, StepOpen, *NOT_THE_TURNS)):
         raise error
-    open_ = [start.step for start in task.open_writes() if start.step != call.step]
+    open_ = [start.step for start in task.open_writes() if start.step != name]
     if isinstance(error, RunCancelled) and task.open_writes():
         raise error
     if open_:  # a park would end the claim under them
         raise StepOpen(
-            f"run {task.run_id}: the turn stops at {call.step}, and {open_[0]} is still open",
+            f"run {task.run_id}: the turn stops at {name}, and {open_[0]} is still open",
             run_id=task.run_id,
             hint="append its result, then ask again",
         ) from error
     journal = task.journal
-    step = journal.fold.steps.get(call.step)
-    if isinstance(error, IndeterminateError) and call.unsafe and step is not None and step.starts:
+    step = journal.fold.steps.get(name)
+    if isinstance(error, IndeterminateError) and unsafe and step is not None and step.starts:
         await doubt(journal, step.last)
     await stopped(task.ends(), error)
     if journal.fold.cancel is not None and not journal.fold.finished:
@@ -270,26 +303,30 @@ def words(task: RemoteTask, error: Exception) -> RunfoldError:
 
 
 async def _complete(task: RemoteTask, record_id: str, record: Completed, repeated: bool) -> int:
+    """A result is a fact about one start: calls that are made at once may end in any order."""
     journal, fold = task.journal, task.journal.fold
     name = step_at(fold.iteration, record.position)
     step = fold.steps.get(name)
-    if repeated:
-        if step is not None and step.completed is not None and step.completed.id == record_id:
-            return step.completed.n
-        raise BadPayload("this id was used for another record", hint="ids go up by one in a task")
     if (
         step is None
         or not step.starts
         or (step.last.n, step.last.claim) != (record.start, journal.claim)
-        or step.completed is not None
     ):
         raise StaleSignal(
-            f"record {record.start} is no open start of this task at {name}", run_id=task.run_id
+            f"record {record.start} is no start of this task at {name}", run_id=task.run_id
         )
+    if step.last.kind == "model" and record.error is not UNSET:
+        raise BadPayload("a failed model request is not recorded", hint="end the turn with `fail`")
+    body = _result(name, record)
+    if step.completed is not None:
+        if _told(step.completed) == _told(body):
+            return step.completed.n
+        raise StaleSignal(f"{name} has a result, record {step.completed.n}", run_id=task.run_id)
     try:
-        completed = await complete_step(journal, step.last, _result(name, record), record_id)
+        own = "" if repeated else record_id
+        completed = await complete_step(journal, step.last, body, own)
     except TooLarge as error:
-        await _stop(task, task_call(step), error)
+        await _stop(task, name, error)
         raise
     if fold.cancel is not None and not task.open_writes():
         await task.ends().cancelled()
@@ -297,10 +334,10 @@ async def _complete(task: RemoteTask, record_id: str, record: Completed, repeate
     return completed.n
 
 
-def task_call(step: StepState) -> Call:
-    """The call of a recorded step."""
-    last = step.last
-    return make_call(step.name, last.kind, last.tool, last.input, unsafe=step.unsafe)
+def _told(completed: StepCompleted) -> bytes:
+    """What two reports of one call are the same by."""
+    fields = {"result": completed.result, "error": completed.error, "via": completed.via}
+    return canonical(to_builtins({k: v for k, v in fields.items() if v is not UNSET}))
 
 
 def _result(name: str, record: Completed) -> StepCompleted:
@@ -326,31 +363,34 @@ async def _progress(task: RemoteTask, record_id: str, record: Progress, repeated
             f"progress of {name} is at most {limits.PROGRESS_BYTES_MAX} bytes", run_id=task.run_id
         )
     body = StepProgress(step=name, output=output)
-    if not repeated:
-        await task.journal.append(
-            lambda fold: body if name in fold.open else None, record_id=record_id
-        )
+    step = task.journal.fold.open.get(name)
+    if step is not None and not (repeated and canonical(step.partial) == canonical(output)):
+        own = "" if repeated else record_id
+        await task.journal.append(lambda fold: body if name in fold.open else None, record_id=own)
     return task.journal.fold.n
 
 
 # ---- inputs ------------------------------------------------------------------------------------
 
 
-async def _place(task: RemoteTask, record: Placed) -> dict[str, Any]:
-    """Placing goes by position: a repeat finds what was placed."""
+async def _place(
+    task: RemoteTask, record_id: str, record: Placed, repeated: bool
+) -> dict[str, Any]:
+    """Placing goes by position: a repeat finds what was placed. The first one has the request's id;
+    what a crash leaves queued behind it has a later position."""
     journal = task.journal
     iteration, position = journal.fold.iteration, record.position
     name = step_at(iteration, position)
     if name in journal.fold.steps:
         error = moved(journal.fold, name, "place_inputs")
-        await _stop(task, task_call(journal.fold.steps[name]), error)
+        await _stop(task, name, error)
         raise error
 
     def due(fold: Fold) -> InputPlaced | None:
         return placing(fold, iteration, position, record.mode)
 
-    while await journal.append(due) is not None:
-        pass
+    while not repeated and await journal.append(due, record_id=record_id) is not None:
+        record_id = ""
     inputs = [one for one in journal.fold.placed_at(name) if one.mode == record.mode]
     return {"inputs": [input_json(one) for one in inputs]}
 

@@ -17,9 +17,9 @@ Text = Annotated[str, Meta(max_length=4000)]
 
 
 class ProbeAnswer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the outside system says of the call with this key: one of the three."""
+    """What the outside system says of the call of start `n`: one of the three."""
 
-    key: str
+    n: Annotated[int, Meta(ge=1)]
     happened: JSON | UnsetType = UNSET
     did_not_happen: bool = False
     cannot_tell: bool = False

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from journal import ids
 from journal.errors import RunfoldError
+from journal.fold import Fold
 from journal.ids import RunId
 from journal.log import Log
 from journal.messages import JSON
@@ -18,9 +19,11 @@ from journal.records import StepCompleted
 from journal.step_state import StepState
 from journal.stops import stopped
 from journal.terms import Complete, Continue, Fail, Next, Pause
+from journal.unknown import indeterminate
 
+from .problems import NotFound
 from .remote import RemoteTask, Repeated, StepOpen
-from .remote_calls import input_json, recorded
+from .remote_calls import input_json, recorded, used
 
 Calls = Annotated[int, Meta(ge=0, le=100_000)]
 Number = Annotated[int, Meta(ge=1, le=10**17)]
@@ -116,11 +119,18 @@ def _step(step: StepState) -> dict[str, Any]:
     return shown
 
 
-async def checkpoint(task: RemoteTask) -> dict[str, Any]:
-    """The state of the last commit; claims nothing."""
-    run = await Log.read(task.store, task.run_id)
-    run.check_runnable()
-    fold = run.fold
+async def checkpoint(task: RemoteTask, claim: int | None) -> dict[str, Any]:
+    """The state of the last commit; claims nothing, and keeps the lease of what is claimed."""
+    if claim is not None or task.held:
+        async with task.entered(claim, takes=False):
+            return _checkpoint(task.journal.fold)
+    fold = (await Log.read(task.store, task.run_id)).fold
+    if fold.started is None or fold.started.agent != task.terms.name:
+        raise NotFound("there is no such task", hint="poll for one")
+    return _checkpoint(fold)
+
+
+def _checkpoint(fold: Fold) -> dict[str, Any]:
     source = "commit" if fold.committed else "start"
     return {
         "state": fold.state,
@@ -143,10 +153,12 @@ async def beat(task: RemoteTask, claim: int | None, preview: str) -> dict[str, A
 
 async def end(task: RemoteTask, asked: End) -> dict[str, Any]:
     """Commit the end of the turn; whether the next one is this task's, too."""
-    record_id = task.name.record_id(asked.id)
+    record_id = task.name.end_id(asked.id)
     try:
         async with task.entered(asked.claim, takes=True, record_id=record_id):
             if not task.journal.fold.repeats(record_id):
+                if task.journal.fold.repeats(task.name.record_id(asked.id)):
+                    raise used()  # a copy: the turn has gone on since
                 await _commit(task, record_id, asked)
             fold = task.journal.fold
             more = fold.claim is not None
@@ -168,6 +180,9 @@ async def _commit(task: RemoteTask, record_id: str, asked: End) -> None:
             run_id=task.run_id,
             hint="append its result; if you don't know it, ask for its step again",
         )
+    if task.ends().over():
+        await task.ends(record_id).fail("duration", "the run's time is over")
+        return
     keep = isinstance(asked, Completes) and not asked.leave_inputs
     ends = task.ends(record_id, unless_queued=keep)
     try:
@@ -185,6 +200,10 @@ async def _commit(task: RemoteTask, record_id: str, asked: End) -> None:
         return
     if fold.cancel is not None and not fold.finished:
         await task.cancelled()
+    if fold.claim is None:  # parked over a write of an earlier claim: a person is asked first
+        unknown = indeterminate(journal, fold.unknown()[0].last)
+        await task.settle()
+        raise unknown
     if keep and fold.queued():
         raise InputsQueued(
             f"run {task.run_id} has {len(fold.queued())} input(s) queued",

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, Protocol
-
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from journal import ids, limits
 from journal.errors import RunfoldError
@@ -20,18 +16,13 @@ from .app import App, is_loopback
 from .auth import Auth
 from .call import Call, answer
 from .desk import Desk, Health
+from .http_server import HttpServer, bound
 from .metrics import Metrics
 from .nats_api import NatsApi
 from .offers import RemoteTasks
 from .openapi import openapi
 from .operation import Operation, json_answer
 from .signals import SignalDoor
-
-DRAIN_S: Final = 10
-"""Requests that were begun may end within this when the bridge stops. Streams and waits end at
-once."""
-
-BACKLOG: Final = 1024
 
 
 class Part(Protocol):
@@ -119,7 +110,8 @@ class Bridge:
     async def serve(self) -> None:
         """Until `stop`. Raises OSError where the address can't be had, NotProvisioned,
         StoreUnavailable, and what the store says when its connection is closed for good."""
-        with self._bound() as listening:
+        with bound(self._host, self._port) as listening:
+            self._port = listening.getsockname()[1]
             async with JetStreamStore(
                 self._url, namespace=self._namespace, creds=self._creds
             ) as store:
@@ -137,22 +129,7 @@ class Bridge:
     async def _work(self, store: JetStreamStore, listening: socket.socket) -> None:
         desk = Desk(store, self._auth, self.metrics, self.health)
         remote = RemoteTasks(store, ack_wait_s=self._ack_wait_s, restart_limit=self._restart_limit)
-        server = _Server(
-            uvicorn.Config(
-                App(desk, operations(desk, remote)),
-                http=_Protocol,
-                ws="none",
-                lifespan="off",
-                loop="asyncio",
-                log_config=None,
-                log_level="critical",  # what matters is said by app.py
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=DRAIN_S,
-            )
-        )
+        server = HttpServer(App(desk, operations(desk, remote)))
         self._parts = (remote, *parts(store, self.metrics))
         async with asyncio.TaskGroup() as group:
             working = [group.create_task(part.run()) for part in self._parts]
@@ -168,16 +145,6 @@ class Bridge:
             await serving
             for task in working:
                 task.cancel()
-
-    @contextlib.contextmanager
-    def _bound(self) -> Generator[socket.socket]:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        with socket.create_server(
-            (self._host, self._port), family=family, backlog=BACKLOG
-        ) as found:
-            found.setblocking(False)
-            self._port = found.getsockname()[1]
-            yield found
 
 
 def operations(desk: Desk, remote: RemoteTasks) -> list[Operation]:
@@ -212,28 +179,3 @@ def operations(desk: Desk, remote: RemoteTasks) -> list[Operation]:
 
 async def _closed(store: JetStreamStore) -> None:
     raise await store.closed()
-
-
-class _Protocol(H11Protocol):
-    """Says by which connection a request came: sse.py cuts off who reads nothing."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, "transport": transport}
-
-
-class _Server(uvicorn.Server):
-    """Signals are the command's; a cancelled server ends its connections in order, too."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-    async def serve_until_cancelled(self, listening: socket.socket) -> None:
-        try:
-            await self.serve(sockets=[listening])
-        except asyncio.CancelledError:
-            # uvicorn would leave its connections and the tasks behind them as they are.
-            if self.started:
-                await self.shutdown(sockets=[listening])
-            raise

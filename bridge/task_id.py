@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Annotated, Final
 
@@ -29,7 +28,7 @@ TASK_CHARS_MAX: Final = 4096
 
 _NONCE: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
-Revision = Annotated[str, Meta(max_length=100)]
+Revision = Annotated[str, Meta(max_length=100, pattern="^[ -~]*$")]
 Seconds = Annotated[float, Meta(ge=0, le=365 * 86400.0)]
 
 
@@ -95,16 +94,19 @@ class TaskName(Struct, frozen=True, array_like=True):
         """The id of the worker's record with this number: the same for every repeat of it."""
         return f"{self.nonce[:12]}-{number}"
 
+    def end_id(self, number: int) -> str:
+        """As record_id, for records that end turns: of those alone a later one says that the turn
+        has ended."""
+        return f"{self.nonce[4:]}-{number}"
+
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TaskName).decode
 
 
-def named(task: Task, owner: str, terms: AgentTerms) -> TaskName:
-    """A fresh name for this delivery."""
-    return TaskName(
-        task.run_id, task.priority, task.cause, task.reply, secrets.token_hex(8), owner, terms
-    )
+def named(task: Task, owner: str, terms: AgentTerms, nonce: str) -> TaskName:
+    """The name of this delivery to this owner; `nonce`: 16 fresh hex digits."""
+    return TaskName(task.run_id, task.priority, task.cause, task.reply, nonce, owner, terms)
 
 
 def encode_name(name: TaskName) -> str:
@@ -122,13 +124,21 @@ def decode_name(text: str, owner: str, namespace: str) -> tuple[TaskName, Task]:
         name = _decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         run, agent = ids.run_id(name.run), ids.name(name.terms.name, "an agent")
         delivery = read_delivery(name.reply)
-    except (ValueError, msgspec.MsgspecError, RecursionError, InvalidId, Malformed) as error:
+        at = delivery.at
+    except (
+        ValueError,
+        msgspec.MsgspecError,
+        RecursionError,
+        InvalidId,
+        Malformed,
+        OverflowError,
+    ) as error:
         raise unknown from error
     if name.owner != owner or name.priority not in PRIORITIES:
         raise unknown
     # Acknowledgements go there: to a consumer of this agent's tasks, and to no other subject.
-    consumer = f"{tasks_name(namespace)}.{consumer_name(agent, name.priority)}"
-    if f".{consumer}." not in name.reply or _NONCE.fullmatch(name.nonce) is None:
+    consumer = (tasks_name(namespace), consumer_name(agent, name.priority))
+    if (delivery.stream, delivery.consumer) != consumer or _NONCE.fullmatch(name.nonce) is None:
         raise unknown
     return name, Task(
         run_id=run,
@@ -138,7 +148,7 @@ def decode_name(text: str, owner: str, namespace: str) -> tuple[TaskName, Task]:
         delivery=delivery.count,
         priority=name.priority,
         pending=delivery.pending,
-        at=delivery.at,
+        at=at,
         reply=name.reply,
         arrived=-math.inf,
     )

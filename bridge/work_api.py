@@ -70,10 +70,6 @@ class Beats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preview: Annotated[str, Meta(max_length=65536)] = ""
 
 
-class Nothing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No parameters."""
-
-
 class Turn(Struct, frozen=True, kw_only=True):
     """The turn to play."""
 
@@ -159,7 +155,11 @@ def operations(tasks: RemoteTasks) -> list[Operation]:
             lambda t, b: append(t, b.id, b.claim, b.record),
         ),
         _verb(
-            tasks, "load_checkpoint", Nothing, Checkpoint, lambda t, b: remote_turns.checkpoint(t)
+            tasks,
+            "load_checkpoint",
+            Reads,
+            Checkpoint,
+            lambda t, b: remote_turns.checkpoint(t, b.claim),
         ),
         _verb(
             tasks, "heartbeat", Beats, Beaten, lambda t, b: remote_turns.beat(t, b.claim, b.preview)
@@ -180,7 +180,8 @@ def _verb(
 ) -> Operation:
     async def handle(call: Call) -> Response:
         body = await call.body(shape)
-        return answer(await do(tasks.find(call.path["task"], call.by), body))
+        async with tasks.using(call.path["task"], call.by) as task:
+            return answer(await do(task, body))
 
     return Operation(
         name=f"task_{verb.replace('.', '_')}",

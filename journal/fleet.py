@@ -28,7 +28,8 @@ from .following import followed, watching
 from .ids import RunId
 from .inbox import InboxItem, candidates, inbox, told
 from .inputs import InputState, input_state
-from .limits import WAIT_MAX_S
+from .limits import LIST_PAGE, WAIT_MAX_S
+from .listing import Filter, Page, page, shown, shown_log, unreadable
 from .log import Log
 from .messages import JSON
 from .records import Mode, Record
@@ -120,6 +121,34 @@ class Fleet:
         await self._until(run_id, timeout_s, stopped)
         return found[0]
 
+    async def shown(self, run_id: str, *, wait_s: float = 0) -> dict[str, Any]:
+        """The run object of every `--json` (PROTOCOL 8), at once or, within `wait_s` (60), when the
+        run is not running any more. A journal that can't be read has the status `damaged` or
+        `newer`, and a reason. Raises RunNotFound, BadPayload (`wait_s`)."""
+        _check_wait(wait_s)
+        run = ids.run_id(run_id)
+        if not wait_s:
+            return await shown(self.store, run)
+        found: list[dict[str, Any]] = []
+
+        def stopped(log: Log, now: str, held: bool) -> bool:
+            found[:] = [shown_log(log, held=held)]
+            return found[0]["status"] != "running"
+
+        try:
+            await self._until(run, wait_s, stopped)
+        except JournalDamaged as damage:
+            return unreadable(run, "damaged", damage.message)
+        except NewerVersion as error:
+            return unreadable(run, "newer", error.message)
+        return found[0]
+
+    async def page(
+        self, wanted: Filter, *, after: RunId | None = None, limit: int = LIST_PAGE
+    ) -> Page:
+        """As `list`, at most `limit` of them at once, as run objects."""
+        return await page(self.store, wanted, after=after, limit=limit)
+
     async def list(
         self, *, status: str | None = None, agent: str | None = None, after: RunId | None = None
     ) -> AsyncIterator[RunState]:
@@ -194,8 +223,7 @@ class Fleet:
         """What became of an input; waits at most `wait_s` (60) until it is done, unanswered or
         withdrawn. Raises RunNotFound, StaleSignal (it is not there)."""
         parse_request_id(request_id)
-        if not 0 <= wait_s <= WAIT_MAX_S:
-            raise BadPayload(f"waiting takes 0 to {WAIT_MAX_S:g} seconds, not {wait_s:g}")
+        _check_wait(wait_s)
         found: list[InputState] = []
 
         def settled(log: Log, now: str, held: bool) -> bool:
@@ -274,6 +302,11 @@ class Fleet:
         if not isinstance(self.store, JetStreamStore):
             raise InvalidId("a directory has no workers", hint="use a nats:// store")
         return self.store
+
+
+def _check_wait(wait_s: float) -> None:
+    if not 0 <= wait_s <= WAIT_MAX_S:
+        raise BadPayload(f"waiting takes 0 to {WAIT_MAX_S:g} seconds, not {wait_s:g}")
 
 
 def agents_of(report: Mapping[str, Any]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from .codec import Entry, record_hash
 from .heard import forget_before, hear
 from .messages import JSON
 from .records import (
+    SPAWN,
     ZERO_HASH,
     Asked,
     Claim,
@@ -44,8 +45,6 @@ from .step_state import ModelReply, StepState, model_reply
 from .waits import Wait, wait_of
 
 End: TypeAlias = RunCompleted | Commit
-SPAWN = "runfold.spawn"
-"""The tool name of a step that starts a child run; its input names the run."""
 
 
 class Fold:

@@ -61,6 +61,13 @@ def name(value: str, what: str) -> str:
     return value
 
 
+def tool_name(value: str) -> str:
+    """The value as a tool's name; raises InvalidId, also for what the engine's own steps have."""
+    if value.startswith("runfold."):
+        raise InvalidId(f"{shown(value)} is no name for a tool: the engine's own begin so")
+    return name(value, "a tool")
+
+
 def step_name(value: str) -> str:
     """The value as a step's name; raises InvalidId. It stands in keys, markers and messages."""
     if _STEP.fullmatch(value) is None:

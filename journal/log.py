@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from . import ids
 from .codec import Damage, Entry, decode, seal, tag
@@ -228,8 +228,8 @@ class Log:
             before = self.tail
             tries += 1
             landed, cause = await self._try(entry, record_id, tries)
-            if landed and not self._stopped:
-                return record
+            if landed is not None and _same(landed, record) and not self._stopped:
+                return cast("Body", landed)
             if self._stopped:  # given up meanwhile, by another task
                 raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
             if self.tail != before:  # the sequence it expected is spent: it can't land any more
@@ -248,10 +248,11 @@ class Log:
             await self._pause(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
-    async def _try(self, entry: Entry, record_id: str, tries: int) -> tuple[bool, str]:
-        """One try and, where its answer is not Appended, the read that settles it: whether it
-        landed, and why that was in doubt. Whatever is raised here, but TooLarge at the first try,
-        leaves it unknown whether the record will land, so this handle is over then."""
+    async def _try(self, entry: Entry, record_id: str, tries: int) -> tuple[Record | None, str]:
+        """One try and, where its answer is not Appended, the read that settles it: what landed (of
+        a record id from outside perhaps an earlier try's), and why that was in doubt. Whatever is
+        raised here, but TooLarge at the first try, leaves it unknown whether the record will land,
+        so this handle is over then."""
         try:
             answer = await self.store.append(self.run_id, entry, expected=self.tail)
             if isinstance(answer, Appended):
@@ -259,7 +260,7 @@ class Log:
                 self.tail = answer.tail
                 if entry.commit < 0:
                     self.restart_at = answer.tail
-                return True, ""
+                return entry.record, ""
             landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
             self._check_newer()
         except BaseException as error:
@@ -267,7 +268,7 @@ class Log:
             self._cut_off = isinstance(error, asyncio.CancelledError)
             raise
         cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
-        return landed is not None, cause
+        return landed, cause
 
     async def _pause(self, pause_s: float) -> None:
         try:
@@ -329,3 +330,9 @@ class Log:
             run_id=self.run_id,
             hint="await one step before the next",
         )
+
+
+def _same(landed: Record, wanted: Record) -> bool:
+    """Whether a record with our id is the one that was asked for: an id may come from outside."""
+    step = getattr(landed, "step", None), getattr(wanted, "step", None)
+    return type(landed) is type(wanted) and step[0] == step[1]

@@ -6,14 +6,16 @@ step, an input or an iteration is Damage: what passes here, every reader takes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import UNSET
 
 from .codec import Damage
+from .ids import valid_run_id
 from .messages import JSON
 from .records import (
     HOLDER_RECORDS,
+    SPAWN,
     Commit,
     Input,
     InputPlaced,
@@ -97,6 +99,8 @@ def _check_order(fold: Fold, record: Record) -> None:
 
 
 def _check_start(fold: Fold, record: StepStarted) -> None:
+    if record.tool == SPAWN and not _names_run(record.input):
+        raise Damage(f"record {record.n} starts no child run")
     step = fold.steps.get(record.step)
     if step is None:
         return
@@ -108,6 +112,13 @@ def _check_start(fold: Fold, record: StepStarted) -> None:
         retry = retry and step.last.n not in step.late  # the truth beats the permit
         if permit is None or not retry or permit.n != record.permit:
             raise Damage(f"record {record.n} starts {record.step} again without a permit")
+
+
+def _names_run(input: JSON) -> bool:
+    if not isinstance(input, dict):
+        return False
+    run: JSON = cast("dict[str, JSON]", input).get("run")
+    return isinstance(run, str) and valid_run_id(run)
 
 
 def _check_complete(fold: Fold, record: StepCompleted) -> None:

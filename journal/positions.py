@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .errors import ReplayMismatch
 from .fold import Fold
-from .ids import marker
+from .ids import RunId, marker
 from .inputs import decide_placing
 from .records import Asked, InputPlaced, Mode, StepError, Submitted
 from .step_state import StepState
@@ -53,7 +53,7 @@ def decided(fold: Fold, call: Call, text: str | None) -> int | StepError | Asked
         text = f"{text}; {AGAIN}" if text else AGAIN
     if text is None:
         return 0
-    run = fold.started.run
+    run = RunId(fold.started.run)
     digest = marker_digest(run, call.step, call.digest, text, "")
     asked = marker(run, call.step, fold.attempt, digest)
     answer = fold.decisions.get(asked)

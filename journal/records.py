@@ -98,6 +98,10 @@ class Release(Record, frozen=True, kw_only=True, tag="release"):
     reason: str = ""
 
 
+SPAWN = "runfold.spawn"
+"""The tool name of a step that starts a child run; its input names the run."""
+
+
 class StepStarted(Record, frozen=True, kw_only=True, tag="step.started"):
     """By the holder, before the call. For an unsafe step it is the intent that is never repeated
     without a permit (R22).

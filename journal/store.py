@@ -51,7 +51,7 @@ class Loaded(Struct, frozen=True):
         return tuple(entry.record for entry in self.entries)
 
 
-Held: TypeAlias = Callable[[RunId, int], bool]
+Held: TypeAlias = Callable[[RunId, int], bool | None]
 """Does this process hold the run under the claim with this n?"""
 
 

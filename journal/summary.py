@@ -18,7 +18,7 @@ from .limits import SUMMARY_BYTES_MAX
 from .records import Claim, Commit, Record, RunStarted, Summary
 from .waits import wait_of
 
-_CLAIM_FIELDS = ("worker", "revision", "reason", "attempt", "task", "delivery", "at")
+_CLAIM_FIELDS = ("worker", "revision", "reason", "attempt", "task", "delivery", "remote", "at")
 _encode = msgspec.json.Encoder().encode
 
 

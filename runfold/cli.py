@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from . import __version__
-from .commands import decide, dev, fleet, look, operate, running, talk, watch, work
+from .commands import bridge, decide, dev, fleet, look, operate, running, signals, talk, watch, work
 from .frame import UsageProblem, report, report_bug
 
 app = typer.Typer(
@@ -25,11 +25,13 @@ running.register(app)
 decide.register(app)
 look.register(app)
 talk.register(app)
+signals.register(app)
 watch.register(app)
 work.register(app)
 fleet.register(app)
 dev.register(app)
 operate.register(app)
+bridge.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -58,6 +58,7 @@ INPUTS = "tests/core/test_inputs.py::"
 LOOP = "tests/core/test_loop.py::"
 LOOP_INPUTS = "tests/core/test_loop_inputs.py::"
 ORDER = "tests/core/test_order.py::"
+BRIDGE_FINDINGS = "tests/real/test_bridge_tasks_findings.py::"
 BRIDGE_TASKS = "tests/real/test_bridge_tasks.py::"
 POLICIES = "tests/core/test_policies.py::"
 REPLIES = "tests/core/test_replies.py::"
@@ -1277,7 +1278,7 @@ MUTANTS = [
         "remote-foreign-ack",
         "a task's name makes the bridge acknowledge nothing but a task of its agent",
         "bridge/task_id.py",
-        'if f".{consumer}." not in name.reply or ',
+        "if (delivery.stream, delivery.consumer) != consumer or ",
         "if ",
         BRIDGE_TASKS + "test_a_task_is_its_owners_alone_and_names_no_other_subject",
     ),
@@ -1304,6 +1305,72 @@ MUTANTS = [
         "        or (step.last.n, step.last.claim) != (record.start, journal.claim)\n",
         "",
         BRIDGE_TASKS + "test_a_result_is_recorded_for_the_start_it_names_only",
+    ),
+    Mutant(
+        "remote-late-copy",
+        "a copy of a request from an earlier turn does nothing in a later one",
+        "bridge/remote_calls.py",
+        "    if fold.repeats(task.name.end_id(number)):\n",
+        "    if False:\n",
+        BRIDGE_FINDINGS + "test_a_late_copy_of_a_placing_places_nothing_in_a_later_turn",
+    ),
+    Mutant(
+        "remote-late-end",
+        "a copy of a refused end ends nothing once the turn has gone on",
+        "bridge/remote_turns.py",
+        "                if task.journal.fold.repeats(task.name.record_id(asked.id)):\n",
+        "                if False:\n",
+        BRIDGE_FINDINGS + "test_a_late_copy_of_a_refused_end_ends_nothing",
+    ),
+    Mutant(
+        "remote-old-probe",
+        "a probe's answer counts for the start it was asked about only",
+        "bridge/remote_calls.py",
+        "if probe is None or probe.n != asking.n:",
+        "if probe is None:",
+        BRIDGE_FINDINGS + "test_a_probes_answer_counts_for_the_start_it_was_asked_about_only",
+    ),
+    Mutant(
+        "remote-withdrawn",
+        "a repeat lets no call be made that would outlast its deadline",
+        "bridge/remote_calls.py",
+        "(fold.cancel is not None or _too_late(start, record))",
+        "fold.cancel is not None",
+        BRIDGE_FINDINGS
+        + "test_a_repeat_gets_no_leave_to_call_once_the_recorded_deadline_would_not_hold",
+    ),
+    Mutant(
+        "remote-forgotten",
+        "a commit's summary keeps that the holder is remote",
+        "journal/summary.py",
+        '"delivery", "remote", "at")',
+        '"delivery", "at")',
+        "tests/core/test_bridge_tasks_findings.py::"
+        "test_a_restored_claim_still_says_that_its_worker_is_remote",
+    ),
+    Mutant(
+        "tool-named-as-engine",
+        "no tool has the name of the engine's own steps",
+        "journal/ids.py",
+        'if value.startswith("runfold."):',
+        "if False:",
+        BRIDGE_FINDINGS + "test_a_worker_without_the_scope_signal_cancels_no_run_of_others",
+    ),
+    Mutant(
+        "child-without-run",
+        "a start of a child that names no run is damage",
+        "journal/order.py",
+        "if record.tool == SPAWN and not _names_run(record.input):",
+        "if False:",
+        "tests/core/test_order.py::test_a_start_of_a_child_that_names_no_run_is_damage",
+    ),
+    Mutant(
+        "injected-reply",
+        "what is written as a subject holds no blank and no line's end",
+        "journal/stores/delivery.py",
+        '_TOKEN = r"[!-\\-/-~]+"',
+        '_TOKEN = r"[^.]+"',
+        BRIDGE_FINDINGS + "test_a_forged_task_name_publishes_nothing_of_its_own_to_nats",
     ),
     # ---- a run under a claim, and its task message ---------------------------------------------
     Mutant(

@@ -9,13 +9,12 @@ from __future__ import annotations
 from journal import ids
 from journal.doors import start_in, started_body
 from journal.errors import BadPayload, ChildFailed, InputMismatch
-from journal.fold import SPAWN
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.limits import CHILD_DEPTH_MAX
 from journal.log import Log
 from journal.messages import JSON
-from journal.records import StepCompleted, StepStarted
+from journal.records import SPAWN, StepCompleted, StepStarted
 from journal.stepping import Perform
 from journal.steps import Call, make_call
 from journal.stores.tasks import PRIORITIES

@@ -185,7 +185,7 @@ class Context:
         return make_call(
             position,
             "tool",
-            ids.name(call.name, "a tool"),
+            ids.tool_name(call.name),
             normalise(call.input, f"the input of {position}"),
             unsafe=call.replay is not Replay.SAFE,
             timeout_s=call.timeout_s,

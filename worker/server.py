@@ -32,7 +32,7 @@ from typing import Self
 
 from journal.errors import NotProvisioned, PermissionDenied, StoreUnavailable
 
-from .server_supervisor import no_users, try_flock
+from .server_supervisor import no_users, state_lock, try_flock
 
 START_WAIT_S = 120.0
 """To join or start. A start is 0.1 s, but a crashed store is scanned at about 100 MB/s first."""
@@ -67,7 +67,8 @@ logfile_max_num: 2
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """`server.json`, written by the supervisor once its server listens."""
+    """`server.json`, written by the supervisor once its server listens. It may also have `http`,
+    a bridge's address (`add_bridge`)."""
 
     url: str
     monitor_url: str
@@ -97,6 +98,28 @@ class EmbeddedServer:
     @property
     def monitor_url(self) -> str:
         return self._entered().monitor_url
+
+    def add_bridge(self, http: str) -> None:
+        """Others find this bridge's address in `server.json`, until `remove_bridge`, or until the
+        server ends. A hint: who adds it may be killed before it removes it."""
+        self._write_bridge(None, http)
+
+    def remove_bridge(self, http: str) -> None:
+        """Unless another one has taken its place."""
+        self._write_bridge(http, None)
+
+    def _write_bridge(self, old: str | None, new: str | None) -> None:
+        supervisor = self._entered().supervisor
+        with contextlib.suppress(FileNotFoundError), state_lock(f"{self._state_file}.lock"):
+            found = json.loads(self._state_file.read_bytes())
+            if found["supervisor"] != supervisor or (old is not None and found.get("http") != old):
+                return
+            found["http"] = new
+            if new is None:
+                del found["http"]
+            written = self._state_file.with_suffix(".json.new")
+            written.write_text(json.dumps(found), encoding="utf-8")
+            os.replace(written, self._state_file)
 
     def _entered(self) -> _State:
         if self._state is None:

@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 POLL_S = 0.25
 """How late the death of nats-server is noticed; users leaving wake the supervisor at once."""
@@ -75,6 +75,18 @@ def no_users(fifo: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def state_lock(path: str | os.PathLike[str] = "server.json.lock") -> Generator[None]:
+    """Of `server.json`: `runfold dev` writes its bridge's address into it. Held for the writing
+    alone, and nothing is waited for under it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 class Server:
     """One nats-server process. It keeps its ports over restarts, so that clients reconnect."""
 
@@ -128,9 +140,15 @@ class Server:
             "pid": self.pid,
             "supervisor": os.getpid(),
         }
-        with open("server.json.new", "w", encoding="utf-8") as file:
-            json.dump(state, file)
-        os.replace("server.json.new", "server.json")
+        with state_lock():
+            with (
+                contextlib.suppress(OSError, ValueError, KeyError),
+                open("server.json", encoding="utf-8") as file,
+            ):
+                state["http"] = json.load(file)["http"]  # a restart: the bridge stays
+            with open("server.json.new", "w", encoding="utf-8") as file:
+                json.dump(state, file)
+            os.replace("server.json.new", "server.json")
         return True
 
     def stop(self) -> None:
@@ -185,7 +203,7 @@ def supervise(fifo: int, server: Server) -> None:
 
 def forget_state() -> None:
     """Remove `server.json`, unless the directory was replaced and it is another supervisor's."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError), state_lock():
         with open("server.json", encoding="utf-8") as file:
             mine = json.load(file)["supervisor"] == os.getpid()
         if mine:

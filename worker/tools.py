@@ -202,7 +202,7 @@ def _declare(
     if not 0 < timeout_s <= limits.TOOL_TIMEOUT_MAX_S:
         most = f"{limits.TOOL_TIMEOUT_MAX_S:g}"
         raise ValueError(f"tool {label}: timeout_s is above 0 and at most {most}, not {timeout_s}")
-    ids.name(name, "a tool")
+    ids.tool_name(name)
     shape, schema, call_parameter = _shape(fn, label)
     spec = ToolSpec(name=name, description=inspect.getdoc(fn) or "", schema=schema, write=write)
     return Tool(

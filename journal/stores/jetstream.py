@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from types import TracebackType
@@ -35,8 +35,11 @@ from .jetstream_read import (
 )
 from .jetstream_streams import SHARDS, stream_name
 from .nats_connection import Connection
+from .nats_service import Asked, Service
 from .nats_waiting import NoReply, Reply
+from .rejected import Rejected
 from .safety import Safety, assess
+from .signals_queue import SignalQueue
 from .tasks import TaskQueue
 
 log = logging.getLogger("runfold")
@@ -95,6 +98,8 @@ class JetStreamStore:
         self._listing = Listing(self._connection, self._stream, self._subject_prefix)
         self._hints = Hints(self._connection, namespace)
         self._tasks = TaskQueue(self._connection, namespace)
+        self.signals = SignalQueue(self._connection, namespace)
+        self.rejected = Rejected(self._connection, namespace)
 
     async def __aenter__(self) -> Self:
         await self._connection.open()
@@ -289,6 +294,12 @@ class JetStreamStore:
         """Hear of appends at once: no more than a hint to load, also for one that was refused."""
         return self._connection.listening(self._subject(run_id), lambda _: handle())
 
+    def serving(
+        self, service: Service, handle: Callable[[Asked], Awaitable[None]]
+    ) -> AbstractAsyncContextManager[None]:
+        """Answer requests as a NATS service while inside; see Connection.serving."""
+        return self._connection.serving(service, handle)
+
     def reporting(
         self, report: Callable[[], bytes], topic: str = "workers"
     ) -> AbstractAsyncContextManager[None]:
@@ -299,6 +310,10 @@ class JetStreamStore:
         """The reports of all workers that answer within `wait_s`, which it always waits if one
         does."""
         return await self._hints.ask_workers(wait_s, topic)
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace
 
     @property
     def connected(self) -> bool:
@@ -333,11 +348,11 @@ class JetStreamStore:
 
     @asynccontextmanager
     async def answering(self, worker: str, held: Held) -> AsyncGenerator[None, None]:
-        async def answer(question: Reply) -> bytes:
+        async def answer(question: Reply) -> bytes | None:
             try:
                 asked = _decode_question(question.data)
-                holds = asked.run != "" and held(RunId(asked.run), asked.claim)
-                return _encode(_HeldAnswer(holds))
+                holds = False if asked.run == "" else held(RunId(asked.run), asked.claim)
+                return None if holds is None else _encode(_HeldAnswer(holds))
             except Exception as error:  # the asker takes it as silence: the holder keeps its run
                 return _encode({"error": f"{type(error).__name__}: {error}"})
 

@@ -143,6 +143,14 @@ class Reader:
         """The leader's last message on the subject."""
         return await self._patiently({"last_by_subj": subject}, patience)
 
+    async def first(self, subjects: str, after: int, patience: Patience) -> Stored | None:
+        """The leader's first message behind sequence `after` whose subject the filter matches."""
+        return await self._patiently({"seq": after + 1, "next_by_subj": subjects}, patience)
+
+    async def at(self, sequence: int, patience: Patience) -> Stored | None:
+        """The leader's message at the sequence."""
+        return await self._patiently({"seq": sequence}, patience)
+
     async def _patiently(self, request: dict[str, str | int], patience: Patience) -> Stored | None:
         while isinstance(found := await self._from_leader(request), str):
             await patience.pause(found)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from nats.aio.client import RawCredentials
 
@@ -15,6 +17,22 @@ def without_password(url: str) -> str:
     """The address fit for messages."""
     scheme, found, rest = url.rpartition("://")
     return f"{scheme}{found}{rest.rpartition('@')[2]}"
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+def inbox_prefix(urls: Sequence[str], namespace: str) -> str:
+    """Where answers come to: `_INBOX.<namespace>.<user>` where the addresses name one user with a
+    password, so that permissions can tell the roles' answers apart (R66); else
+    `_INBOX.<namespace>`. A user without a password is a token: it stands in no subject."""
+    users: set[str] = set()
+    for url in urls:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        users.add(unquote(parts.username or "") if parts.password else "")
+    user = users.pop() if len(users) == 1 else ""
+    own = f".{user}" if _PLAIN.fullmatch(user) else ""
+    return f"_INBOX.{namespace}{own}"
 
 
 def check_url(url: str) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import nats.errors
+import nats.protocol.parser
 from nats.aio.client import Client as _Client
 from nats.aio.subscription import Subscription
 
@@ -28,6 +30,18 @@ _FOR_GOOD = (
 )
 _HARMLESS = ("maximum subscriptions exceeded", "invalid subject", "invalid publish subject")
 """The server leaves the connection open."""
+
+
+# nats-py 2.16.0 splits a message's line at all that `\s` matches; nats-server 2.15.1 at space and
+# tab alone, and takes subjects with a vertical tab in them: that line matched nothing, the client
+# called it a protocol error and reconnected, and a stream delivered it again, for ever.
+_WORD = rb"([^ \t\r\n]+)"
+nats.protocol.parser.MSG_RE = re.compile(
+    rb"\AMSG[ \t]+%b[ \t]+%b[ \t]+(%b[ \t]+)?(\d+)\r\n" % (_WORD, _WORD, _WORD)
+)
+nats.protocol.parser.HMSG_RE = re.compile(
+    rb"\AHMSG[ \t]+%b[ \t]+%b[ \t]+(%b[ \t]+)?(\d+)[ \t]+(\d+)\r\n" % (_WORD, _WORD, _WORD)
+)
 
 
 class Client(_Client):
@@ -60,11 +74,19 @@ class Client(_Client):
     ) -> None:
         take = self._takers.get(sid)
         if take is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
+            # What is raised here ends the task that reads, in silence (nats-py 2.16.0): over a
+            # subject or a header that is not UTF-8, which the server lets anybody send.
+            try:
+                await super()._process_msg(sid, subject, reply, data, headers)
+            except (UnicodeError, IndexError) as error:
+                await self._error_cb(nats.errors.Error(f"nats: a message was dropped: {error}"))  # pyright: ignore[reportUnknownMemberType]
             return
         found: dict[str, str] | None = None
         if headers:
-            found = await self._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
+            try:
+                found = await self._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
+            except (UnicodeError, IndexError):
+                found = None  # garbage says nothing
         take(subject, reply, data, found or {})
 
     def send(self, subject: str, payload: bytes, reply: str = "") -> bool:

@@ -28,9 +28,10 @@ from ..limits import (
     READ_TRY_S,
     RECONNECT_WAIT_S,
 )
-from .nats_address import check_url, read_creds, without_password
+from .nats_address import check_url, inbox_prefix, read_creds, without_password
 from .nats_client import Client
 from .nats_errors import Refused, cannot_connect, closed, denied, denied_subject
+from .nats_service import Asked, Service, serving
 from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Take, Waiting
 
 # A library's handler that keeps logging's last resort from printing nats-py's tracebacks to
@@ -105,7 +106,7 @@ class Connection:
             self._urls,
             name=f"runfold {self._namespace}",
             # Permissions may name it, and those that name nats-py's default allow it too.
-            inbox_prefix=f"_INBOX.{self._namespace}",
+            inbox_prefix=inbox_prefix(self._urls, self._namespace),
             user_credentials=credentials,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
@@ -245,7 +246,9 @@ class Connection:
         entered; what was on its way when it is left still comes. Raises PermissionDenied."""
 
         def take(subject: bytes, reply: bytes, data: bytes, headers: dict[str, str]) -> None:
-            handle(Incoming(subject.decode(), data, headers, reply.decode()))
+            # Not every subject that a server takes is UTF-8.
+            subject_text = subject.decode("utf-8", "backslashreplace")
+            handle(Incoming(subject_text, data, headers, reply.decode("utf-8", "backslashreplace")))
 
         self._forgive(subject)
         try:
@@ -293,13 +296,16 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def subscribed(
-        self, subject: str, handle: Callable[[Reply], Awaitable[bytes]]
+        self, subject: str, handle: Callable[[Reply], Awaitable[bytes | None]]
     ) -> AsyncGenerator[None, None]:
-        """Answer each question on the subject with what `handle` returns. It must not raise."""
+        """Answer each question on the subject with what `handle` returns; None: not at all. It must
+        not raise."""
         self._forgive(subject)
 
         async def answer(message: Msg) -> None:
             data = await handle(_reply(message))
+            if data is None:
+                return
             with contextlib.suppress(nats.errors.Error):  # the asker sees silence and asks again
                 await message.respond(data)
 
@@ -312,6 +318,22 @@ class Connection:
         finally:
             with contextlib.suppress(nats.errors.Error):  # closed: there is nothing to unsubscribe
                 await subscription.unsubscribe()
+
+    @contextlib.asynccontextmanager
+    async def serving(
+        self, service: Service, handle: Callable[[Asked], Awaitable[None]]
+    ) -> AsyncGenerator[None, None]:
+        """Be an instance of a NATS service: `handle` gets each request to an endpoint, one after
+        another, and must not raise, nor take long. Raises PermissionDenied, StoreUnavailable."""
+        for subject in service.endpoints.values():
+            self._forgive(subject)
+        try:
+            async with serving(self._nc, service, handle):
+                for subject in service.endpoints.values():
+                    await self.confirm(subject)
+                yield
+        except nats.errors.ConnectionClosedError as error:
+            raise self._closed() from error
 
     # ---- what nats-py calls -----------------------------------------------------------------
 

@@ -26,7 +26,7 @@ def denied(subject: str) -> PermissionDenied:
     return PermissionDenied(
         f"the NATS server denies this user {subject}",
         subject=subject,
-        hint="docs/protocol.md lists the permissions of each role",
+        hint="deploy/nats/roles.conf lists the permissions of each role",
     )
 
 

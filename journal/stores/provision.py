@@ -31,6 +31,7 @@ from .jetstream_streams import (
 from .nats_connection import Connection
 from .nats_waiting import NoReply
 from .safety import Safety, ServerFacts, assess, level_of
+from .signals_queue import SignalQueue
 
 MONITOR_TRY_S = 5.0
 
@@ -101,6 +102,8 @@ async def provision(
         for config in (tasks_config, signals_config, rejected_config):
             wanted = config(namespace, replicas or journal.replicas)
             others.append(await _ensure(connection, wanted, replicas))
+        # Here, since bridges need not have the permission to make it.
+        await SignalQueue(connection, namespace).ensure()
     finally:
         await connection.close()
     return Provisioned(

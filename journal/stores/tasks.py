@@ -13,16 +13,16 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from ..errors import PermissionDenied, StoreUnavailable
+from ..errors import StoreUnavailable
 from ..ids import RunId, subject_token
 from ..limits import APPEND_TRY_S
-from ..store import Unknown
-from .jetstream_answers import MESSAGE_NOT_FOUND, read_ack
-from .jetstream_read import Patience
+from .delivery import ACK, IN_PROGRESS, nak
+from .jetstream_answers import MESSAGE_NOT_FOUND
 from .jetstream_streams import tasks_name
 from .nats_connection import Connection
 from .nats_waiting import NoReply
-from .tasks_consumers import ApiAnswer, Consumer, Consumers
+from .stream_api import ApiAnswer, Consumer, StreamApi
+from .tasks_consumers import Consumers
 from .tasks_message import (
     PRIORITIES,
     Priority,
@@ -54,16 +54,6 @@ class Backlog(Struct, frozen=True):
     waiting: int = 0
 
 
-class _State(Struct, frozen=True):
-    subjects: dict[str, int] = {}
-
-
-class _Stream(ApiAnswer, frozen=True):
-    total: int = 0
-    state: _State = _State()
-
-
-_stream = msgspec.json.Decoder(_Stream)
 _message = msgspec.json.Decoder(ApiAnswer)
 _encode = msgspec.json.Encoder().encode
 
@@ -76,7 +66,8 @@ class TaskQueue:
         self._connection = connection
         self._namespace = namespace
         self._stream = tasks_name(namespace)
-        self._consumers = Consumers(connection, namespace)
+        self._api = StreamApi(connection, namespace, self._stream)
+        self._consumers = Consumers(self._api, namespace)
 
     # ---- telling ----------------------------------------------------------------------------
 
@@ -105,26 +96,7 @@ class TaskQueue:
     async def _store(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> None:
         # No Nats-Msg-Id: a repeat is harmless, and within the window it would be swallowed though
         # the first was done and removed (nats-server 2.15.1).
-        patience = Patience(f"a task could not be stored in stream {self._stream}")
-        while True:
-            reply = await self._connection.request(
-                subject, payload, dict(headers) if headers else None, timeout_s=APPEND_TRY_S
-            )
-            if isinstance(reply, NoReply):
-                if reply.nobody:
-                    await self._check_provisioned()
-                await patience.pause(reply.cause)
-                continue
-            answer = read_ack(reply.data, stream=self._stream, expected=0)
-            if not isinstance(answer, Unknown):
-                return
-            await patience.pause(answer.cause)
-
-    async def _check_provisioned(self) -> None:
-        try:
-            await self._info("")
-        except PermissionDenied:
-            return  # not this user's to see: the caller goes on trying
+        await self._api.store(subject, payload, headers, "a task")
 
     # ---- consumers --------------------------------------------------------------------------
 
@@ -141,7 +113,7 @@ class TaskQueue:
         priority: Priority,
         on_task: Callable[[Task], None],
         on_malformed: Callable[[str], None] | None = None,
-    ) -> AbstractAsyncContextManager[Puller]:
+    ) -> AbstractAsyncContextManager[Puller[Task]]:
         """A puller of one of the agent's consumers (see `ensure`). `on_task` gets what is delivered
         as it comes, late ones too, also while it is being left; it must not block. What is no task
         is removed, and reported to `on_malformed`, else logged."""
@@ -160,17 +132,16 @@ class TaskQueue:
     async def ack(self, task: Task) -> bool:
         """Done. True: the server has confirmed it; it also does for what was settled before. Only
         for a current delivery: that of a superseded one settles its successor's."""
-        reply = await self._connection.request(task.reply, b"+ACK", timeout_s=APPEND_TRY_S)
+        reply = await self._connection.request(task.reply, ACK, timeout_s=APPEND_TRY_S)
         return not isinstance(reply, NoReply)
 
     def nak(self, task: Task, delay_s: float = 0.0) -> None:
         """Deliver it again, after `delay_s`. Fire and forget: else the ack wait does it."""
-        delay = b' {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b""
-        self._connection.send(task.reply, b"-NAK" + delay)
+        self._connection.send(task.reply, nak(delay_s))
 
     def in_progress(self, task: Task) -> None:
         """The ack wait begins anew. Fire and forget."""
-        self._connection.send(task.reply, b"+WPI")
+        self._connection.send(task.reply, IN_PROGRESS)
 
     # ---- looking ----------------------------------------------------------------------------
 
@@ -178,7 +149,7 @@ class TaskQueue:
         """Whether a task of the run waits or is at work. By the leader, which may be stale."""
         for priority in PRIORITIES:
             request = {"last_by_subj": task_subject(self._namespace, agent, run_id, priority)}
-            answer = await self._consumers.call(
+            answer = await self._api.call(
                 _message, f"$JS.API.STREAM.MSG.GET.{self._stream}", _encode(request)
             )
             if answer.error is None:
@@ -191,9 +162,9 @@ class TaskQueue:
         """Without consumers (no worker was ever there) what waits is counted in the stream."""
         total = Backlog()
         for priority in PRIORITIES:
-            found = await self._consumers.look_up(consumer_name(agent, priority))
+            found = await self._consumers.look_up(agent, priority)
             if found is None:
-                subjects = await self._info(consumer_filter(self._namespace, agent, priority))
+                subjects = await self._api.info(consumer_filter(self._namespace, agent, priority))
                 found = Consumer(num_pending=sum(subjects.state.subjects.values()))
             total = Backlog(
                 total.pending + found.num_pending,
@@ -206,13 +177,4 @@ class TaskQueue:
     async def timers(self) -> int:
         """How many runs have a timer."""
         # nats-server 2.15.1: a page beyond the end names no subjects, but counts them all.
-        return (await self._info(f"{self._namespace}.timer.*", offset=10**9)).total
-
-    # ---- asking -----------------------------------------------------------------------------
-
-    async def _info(self, subjects: str, offset: int = 0) -> _Stream:
-        request = _encode({"subjects_filter": subjects, "offset": offset}) if subjects else b""
-        found = await self._consumers.call(_stream, f"$JS.API.STREAM.INFO.{self._stream}", request)
-        if found.error is not None:
-            raise StoreUnavailable(f"stream {self._stream} could not be looked up: {found.error}")
-        return found
+        return (await self._api.info(f"{self._namespace}.timer.*", offset=10**9)).total

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TypeAlias
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from ..errors import InvalidId
 from ..ids import RunId, from_subject_token, subject_token
+from .delivery import Malformed, read_delivery
 from .nats_waiting import Incoming
 
 Priority: TypeAlias = int
@@ -20,16 +20,6 @@ Priority: TypeAlias = int
 PRIORITIES: tuple[Priority, ...] = (1, 0, -1)
 _WORDS: dict[Priority, str] = {1: "high", 0: "", -1: "low"}
 _PRIORITIES: dict[str, Priority] = {word: priority for priority, word in _WORDS.items()}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-# nats-server 2.15.1 sends `$JS.ACK.<stream>.<consumer>.<delivery>.<sequence>.<consumer's
-# sequence>.<nanoseconds>.<pending>`; the form of nats-architecture ADR-15 has the domain and the
-# account's hash before the stream, and may have a token at the end.
-_DELIVERY = re.compile(
-    r"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?[^.]+\.[^.]+\.([0-9]+)\.([0-9]+)\.[0-9]+\.([0-9]+)\.([0-9]+)"
-    r"(?:\.[^.]*)?",
-    re.ASCII,
-)
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -55,10 +45,6 @@ class _Payload(Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(_Payload).decode
 _encode = msgspec.json.Encoder().encode
-
-
-class Malformed(Exception):
-    """A message in TASKS that is no task; the text says why."""
 
 
 def agent_token(agent: str) -> str:
@@ -94,9 +80,7 @@ def encode_payload(cause: int) -> bytes:
 
 def read_task(message: Incoming, agent: str) -> Task:
     """The task that was delivered. Raises Malformed."""
-    delivery = _DELIVERY.fullmatch(message.reply)
-    if delivery is None:
-        raise Malformed(f"{message.reply!r} is no delivery")
+    delivery = read_delivery(message.reply)
     tokens = message.subject.split(".")  # ns.task.<agent>.<run>[.high|.low]
     priority = _PRIORITIES.get(tokens[4] if len(tokens) == 5 else "")
     if priority is None or len(tokens) not in (4, 5):
@@ -108,16 +92,15 @@ def read_task(message: Incoming, agent: str) -> Task:
         raise Malformed(f"{message.subject} names no run") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"a task on {message.subject} without a cause: {error}") from error
-    nanoseconds = int(delivery[3])
     return Task(
         run_id=run_id,
         agent=agent,
         cause=cause,
-        sequence=int(delivery[2]),
-        delivery=int(delivery[1]),
+        sequence=delivery.sequence,
+        delivery=delivery.count,
         priority=priority,
-        pending=int(delivery[4]),
-        at=_EPOCH + timedelta(microseconds=nanoseconds // 1000),
+        pending=delivery.pending,
+        at=delivery.at,
         reply=message.reply,
         arrived=time.monotonic(),
     )

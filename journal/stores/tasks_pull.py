@@ -1,7 +1,7 @@
-"""Store: pulling tasks from one consumer. Not nats-py's `fetch`: it stalls and misses heartbeats.
+"""Store: pulling from one consumer. Not nats-py's `fetch`: it stalls and misses heartbeats.
 
-A delivered task always reaches its callback, also one that comes after its pull has ended: a
-message that reaches nobody is lost to everybody for the ack wait.
+A delivered message always reaches its callback, also one that comes after its pull has ended: one
+that reaches nobody is lost to everybody for the ack wait.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from .delivery import TERM, Malformed
 from .nats_connection import Connection
 from .nats_errors import denied
 from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Waiting
-from .tasks_message import Malformed, Task
 
 log = logging.getLogger("runfold")
 
@@ -38,21 +38,24 @@ class PullEnd(Struct, frozen=True):
     text: str = ""
 
 
-class Puller:
+Delivered = TypeVar("Delivered")
+
+
+class Puller(Generic[Delivered]):
     """One long-lived inbox. Used by one task at a time; see TaskQueue.pulling."""
 
     def __init__(
         self,
         connection: Connection,
         next_subject: str,
-        read: Callable[[Incoming], Task],
-        on_task: Callable[[Task], None],
+        read: Callable[[Incoming], Delivered],
+        on_delivery: Callable[[Delivered], None],
         on_malformed: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._next = next_subject
         self._read = read
-        self._on_task = on_task
+        self._on_delivery = on_delivery
         self._on_malformed = on_malformed
         self._inbox = ""
         self._numbers = itertools.count(1)
@@ -63,16 +66,16 @@ class Puller:
         self._waiting: Waiting | None = None
 
     @asynccontextmanager
-    async def listening(self) -> AsyncGenerator[Puller, None]:
+    async def listening(self) -> AsyncGenerator[Puller[Delivered], None]:
         self._inbox = self._connection.new_inbox()
         async with self._connection.listening(f"{self._inbox}.*", self._take):
             yield self
 
     async def pull(self, batch: int, expires_s: float = 30.0) -> PullEnd:
-        """Ask for up to `batch` tasks, and wait until they are there or the request has ended. A
-        pull that was cancelled, or ended `silent` or `lost`, may still bring its tasks later.
+        """Ask for up to `batch` messages, and wait until they are there or the request has ended. A
+        pull that was cancelled, or ended `silent` or `lost`, may still bring its messages later.
 
-        Raises PermissionDenied, StoreUnavailable once closed for good, and what `on_task` raised.
+        Raises PermissionDenied, StoreUnavailable once closed for good, what `on_delivery` raised.
         """
         if self._waiting is not None:
             raise RuntimeError("one pull at a time")
@@ -134,14 +137,14 @@ class Puller:
 
     def _deliver(self, message: Incoming) -> None:
         try:
-            task = self._read(message)
+            found = self._read(message)
         except Malformed as error:
             if message.reply:
-                self._connection.send(message.reply, b"+TERM")
+                self._connection.send(message.reply, TERM)
             self._on_malformed(str(error))
             return
         try:
-            self._on_task(task)
+            self._on_delivery(found)
         except Exception as error:  # nats-py's reading task would end over it: `pull` raises it
             self._failure = error
             self._left = 0

@@ -35,6 +35,7 @@ from kit.build import (
 
 from journal.codec import Damage
 from journal.records import (
+    SPAWN,
     Commit,
     InputPlaced,
     Park,
@@ -329,3 +330,11 @@ def test_a_purged_run_takes_nothing_not_even_a_resume(end: str):
     log = Log(*HELD, ENDS[end], RunPurged())
     assert "stands after the run's end" in refused(log, resume())
     assert not log.fold.can_reopen
+
+
+@pytest.mark.parametrize(
+    "input", [None, "r1", {}, {"run": 1}, {"run": "../x"}, {"no": "run"}], ids=str
+)
+def test_a_start_of_a_child_that_names_no_run_is_damage(input: Any):
+    assert "starts no child run" in refused(Log(*HELD), start_of(PAY, SPAWN, input, unsafe=False))
+    Log(*HELD, start_of(PAY, SPAWN, {"run": "r1"}, unsafe=False))

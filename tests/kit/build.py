@@ -14,11 +14,12 @@ import msgspec
 
 from journal.claims import Answer
 from journal.codec import Entry, decode, seal
-from journal.fold import SPAWN, Fold
+from journal.fold import Fold
 from journal.ids import RunId
 from journal.messages import JSON, Reply, ToolRequest
 from journal.records import (
     HOLDER_RECORDS,
+    SPAWN,
     Asked,
     Claim,
     Commit,

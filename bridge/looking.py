@@ -1,0 +1,117 @@
+"""Shell: looking around: what waits for people, who works, what was refused, health, metrics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.responses import Response
+
+from journal.stores.rejected import REJECTED_PAGE
+
+from .call import Call, answer
+from .desk import Desk, Health
+from .metrics import METRICS_TYPE
+from .operation import TEXT, Answer, Operation, Parameter, json_answer
+from .shapes import Inbox, Refusals, Workers
+
+PAGE: Final = 100
+
+
+def operations(desk: Desk) -> list[Operation]:
+    """The table's part. The desk comes with each call."""
+    return [_inbox(), _workers(), _rejected(), *_health(), _metrics()]
+
+
+def _inbox() -> Operation:
+    async def handle(call: Call) -> Response:
+        return answer(Inbox(items=await call.fleet.inbox()))
+
+    return Operation(
+        name="inbox",
+        method="GET",
+        path="/inbox",
+        scope="read",
+        summary="What waits for a person, over all runs",
+        handle=handle,
+        answers={200: json_answer("By run id.", Inbox)},
+        problems=(400,),
+    )
+
+
+def _workers() -> Operation:
+    async def handle(call: Call) -> Response:
+        return answer(Workers(workers=await call.fleet.workers()))
+
+    return Operation(
+        name="workers",
+        method="GET",
+        path="/workers",
+        scope="read",
+        summary="The connected workers: their agents and the runs they hold",
+        handle=handle,
+        answers={200: json_answer("By worker id.", Workers)},
+        problems=(400,),
+    )
+
+
+def _rejected() -> Operation:
+    async def handle(call: Call) -> Response:
+        limit = call.whole("limit", 1, REJECTED_PAGE, PAGE)
+        return answer(Refusals(rejected=await call.desk.store.rejected.latest(limit)))
+
+    limit = Parameter(
+        name="limit",
+        place="query",
+        schema={"type": "integer", "minimum": 1, "maximum": REJECTED_PAGE},
+        about=f"Default {PAGE}.",
+    )
+    return Operation(
+        name="rejected",
+        method="GET",
+        path="/rejected",
+        scope="read",
+        summary="Signals that were published and refused, with their reason",
+        handle=handle,
+        parameters=(limit,),
+        answers={200: json_answer("Newest first.", Refusals)},
+        problems=(400,),
+    )
+
+
+def _health() -> list[Operation]:
+    async def handle(call: Call) -> Response:
+        found = call.desk.health()
+        return answer(found, 200 if found.ok else 503)
+
+    return [
+        Operation(
+            name=name,
+            method="GET",
+            path=f"/{name}",
+            scope=None,
+            summary="Whether the bridge can do its work",
+            handle=handle,
+            answers={
+                200: json_answer("It can.", Health),
+                503: json_answer("It can't, and why.", Health),
+            },
+            any_query=True,
+        )
+        for name in ("healthz", "readyz")
+    ]
+
+
+def _metrics() -> Operation:
+    async def handle(call: Call) -> Response:
+        return Response(call.desk.metrics.text(), headers={"content-type": METRICS_TYPE})
+
+    return Operation(
+        name="metrics",
+        method="GET",
+        path="/metrics",
+        scope="read",
+        summary="For Prometheus",
+        handle=handle,
+        answers={200: Answer(about="All metrics.", bodies={METRICS_TYPE: TEXT})},
+        problems=(400,),
+    )

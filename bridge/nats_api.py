@@ -1,0 +1,234 @@
+"""Shell: requests by NATS that are answered with what became of them: a NATS service (R58).
+
+`ns.api.signals.<run…>.<name>`, `ns.api.inputs.{submit,get,withdraw}`; with `ns.api.as.<user>.…` the
+user stands in the records, since permissions tie that subject to the user (R66). Several bridges
+share the work: each request reaches one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from journal import doors
+from journal.errors import RunfoldError
+from journal.escape import visible
+from journal.fleet import Fleet
+from journal.messages import JSON
+from journal.signal_address import NOBODY, run_address, user
+from journal.signals import parse_request_id
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.nats_service import Asked, Service
+from journal.stores.signals_queue import REQUEST_HEADER
+
+from .problems import STATUS_BY_CODE, Busy, Internal
+from .saying import given, input_json, read_payload, say
+
+log = logging.getLogger("runfold")
+
+VERSION: Final = "1.0.0"
+"""Of what is asked and answered here, not of Runfold."""
+
+AT_ONCE: Final = 256
+"""Who waits for an input has a place, too; one more is told to come again."""
+
+REQUEST_BYTES_MAX: Final = 256 * 1024
+"""An input's 64 KiB, however its JSON is written."""
+
+ANSWER_S: Final = 120.0
+STOP_S: Final = 2.0
+PAUSE_S: Final = 0.5
+PAUSE_MAX_S: Final = 10.0
+HEADER_CHARS_MAX: Final = 200
+AGAIN: Final = "ask again, with the same request id"
+INPUTS: Final = ("submit", "get", "withdraw")
+
+
+class SubmitRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    run: str
+    content: JSON | UnsetType = UNSET
+    mode: str = "steer"
+    request_id: str = ""
+
+
+class GetRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`wait`: seconds, at most 60, until the input is done, unanswered or withdrawn."""
+
+    run: str
+    request_id: str
+    wait: float = 0.0
+
+
+class WithdrawRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    run: str
+    request_id: str
+
+
+class NatsApi:
+    """`count(name, result)`: as SignalDoor's."""
+
+    def __init__(
+        self,
+        store: JetStreamStore,
+        *,
+        count: Callable[[str, str], None] = lambda name, result: None,
+    ) -> None:
+        self._store = store
+        self._count = count
+        self._prefix = f"{store.namespace}.api."
+        self._service = Service(
+            name=f"runfold-api-{store.namespace}",
+            version=VERSION,
+            description=f"Signals and inputs for the runs of {store.namespace}",
+            endpoints=_endpoints(self._prefix),
+        )
+        self._group: asyncio.TaskGroup | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._problem = "requests by NATS: not listening"
+
+    async def run(self) -> None:
+        """Until it is cancelled. Who is cut off hears nothing, and asks again."""
+        pause_s = PAUSE_S
+        while True:
+            started = time.monotonic()
+            try:
+                await self._serve()
+            except* RunfoldError as errors:
+                self._problem = f"requests by NATS: {visible(_first(errors))}"
+            pause_s = PAUSE_S if time.monotonic() - started > PAUSE_MAX_S else pause_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    async def _serve(self) -> None:
+        async with (
+            asyncio.TaskGroup() as group,
+            self._store.serving(self._service, self._take),
+        ):
+            self._group, self._problem = group, ""
+            try:
+                raise await self._store.closed()
+            finally:
+                self._group, self._problem = None, "requests by NATS: not listening"
+                if self._answering:  # who is not answered would have to ask again
+                    await asyncio.wait(self._answering, timeout=STOP_S)
+
+    def problem(self) -> str:
+        """Why requests are not answered now; "" where they are. For health."""
+        return self._problem
+
+    # ---- answering --------------------------------------------------------------------------
+
+    async def _take(self, asked: Asked) -> None:
+        """One request after another comes here: handed on at once."""
+        if self._group is None:
+            await _refuse(asked, Busy("the bridge is stopping", hint=AGAIN))
+            return
+        if len(self._answering) >= AT_ONCE:
+            await _refuse(asked, Busy("the bridge answers as many requests as it may", hint=AGAIN))
+            return
+        answering = self._group.create_task(self._answer(asked))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+
+    async def _answer(self, asked: Asked) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                result, answer = await self._done(asked)
+            await asked.answer(msgspec.json.encode(answer))
+        except RunfoldError as error:
+            result = error.code
+            await _refuse(asked, error)
+        except TimeoutError:
+            result = Busy.code
+            await _refuse(asked, Busy("it takes too long", hint=AGAIN))
+        except Exception:  # the edge of one request; nothing of it is told
+            log.exception("a request to %s: a bug", visible(asked.subject[:200]))
+            result = Internal.code
+            await _refuse(asked, Internal())
+        if asked.endpoint.endswith("signals"):
+            self._count(asked.subject.rpartition(".")[2], result)
+        elif asked.endpoint.endswith("submit"):
+            self._count("input", result)
+
+    async def _done(self, asked: Asked) -> tuple[str, JSON]:
+        """Do it; a word and the answer. Raises RunfoldError."""
+        rest, by = asked.subject.removeprefix(self._prefix), NOBODY
+        if rest.startswith("as."):
+            _, name, rest = rest.split(".", 2)
+            by = user(name)
+        kind, _, rest = rest.partition(".")
+        names = (name for name in asked.headers if name.lower() == REQUEST_HEADER)
+        header = next((asked.headers[name] for name in names), None)
+        if kind == "signals":
+            said = await say(self._store, run_address(rest, by=by), asked.data, header=header)
+            return said.result, said.answer
+        match rest:
+            case "submit":
+                return await self._submit(asked.data, by, header)
+            case "withdraw":
+                return await self._withdraw(asked.data, by)
+            case _:
+                return await self._get(asked.data)
+
+    async def _submit(self, data: bytes, by: str, header: str | None) -> tuple[str, JSON]:
+        wanted = read_payload(data, SubmitRequest, "submit", REQUEST_BYTES_MAX)
+        found = await doors.submit(
+            self._store,
+            wanted.run,
+            given(wanted.content, "submit", "content"),
+            mode=wanted.mode,
+            request_id=wanted.request_id or header or None,
+            by=by,
+        )
+        return "applied" if found.created else "repeated", input_json(wanted.run, found)
+
+    async def _withdraw(self, data: bytes, by: str) -> tuple[str, JSON]:
+        wanted = read_payload(data, WithdrawRequest, "withdraw", REQUEST_BYTES_MAX)
+        request = parse_request_id(wanted.request_id) or ""
+        found = await doors.withdraw(self._store, wanted.run, request, by=by)
+        return "withdrawn", input_json(wanted.run, found)
+
+    async def _get(self, data: bytes) -> tuple[str, JSON]:
+        wanted = read_payload(data, GetRequest, "get", REQUEST_BYTES_MAX)
+        fleet = Fleet(self._store)
+        found = await fleet.input(wanted.run, wanted.request_id, wait_s=wanted.wait)
+        return "read", input_json(wanted.run, found)
+
+
+def _endpoints(prefix: str) -> dict[str, str]:
+    """Each endpoint's subject: without a user, and `as` one."""
+    found: dict[str, str] = {}
+    for word, who in (("", ""), ("as-", "as.*.")):
+        found[f"{word}signals"] = f"{prefix}{who}signals.>"
+        for action in INPUTS:
+            found[f"{word}inputs-{action}"] = f"{prefix}{who}inputs.{action}"
+    return found
+
+
+async def _refuse(asked: Asked, error: RunfoldError) -> None:
+    """The error object of the CLI's --json, and services' headers. One without a status is a bug:
+    nothing of it is told."""
+    code = STATUS_BY_CODE.get(error.code)
+    if code is None:
+        error, code = Internal(), 500
+    body = {
+        "code": error.code,
+        "message": visible(error.message),
+        "run": error.run_id,
+        "hint": visible(error.hint),
+    }
+    text = ascii(error.message[:HEADER_CHARS_MAX])[1:-1]
+    await asked.refuse(code, f"{error.code}: {text}", msgspec.json.encode({"error": body}))
+
+
+def _first(errors: BaseExceptionGroup[RunfoldError]) -> str:
+    one: BaseException = errors
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return str(one)  # pyright: ignore[reportUnknownArgumentType]
