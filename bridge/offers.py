@@ -191,6 +191,9 @@ class RemoteTasks:
             except* RunfoldError as errors:
                 self._problem = f"tasks can't be pulled: {errors.exceptions[0]}"
                 log.warning("tasks of agent %s: %s", channel.terms.name, errors.exceptions[0])
+            except* Exception as bugs:  # the edge of one agent's pulls: the others go on
+                self._problem = f"tasks of agent {channel.terms.name} can't be pulled"
+                log.error("tasks of agent %s: a bug", channel.terms.name, exc_info=bugs)
             await asyncio.sleep(PAUSE_S)
 
     async def _pull_some(self, channel: Channel, priority: int, place: int) -> None:

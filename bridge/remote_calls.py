@@ -190,14 +190,8 @@ async def _decided(
         raise BoundReached("duration", "the run's time is over")
     if record.position >= task.terms.bounds.calls_per_iteration:
         raise BoundReached("calls_per_iteration", f"position {record.position} of a turn")
-    for other in fold.unknown():
-        if other.name != call.step and other.last.n not in journal.writing:
-            raise StepOpen(
-                f"run {task.run_id}: {other.name} was cut off, and nobody knows what became of it",
-                run_id=task.run_id,
-                hint="ask for that step first",
-            )
     if call.step not in fold.steps and honoured is None:
+        _check_known(task)
         if later(fold, fold.iteration, record.position) is not None:
             raise moved(fold, call.step, "a new call, in front of a recorded one")
         match decided(fold, call, record.approval):
@@ -222,6 +216,17 @@ async def _decided(
     ways = Ways(key=key, honoured=honoured, probe=answered, record_id=record_id)
     outcome = await start_step(journal, call, ways)
     return _call(outcome) if isinstance(outcome, StepStarted) else recorded(outcome)
+
+
+def _check_known(task: RemoteTask) -> None:
+    """Nothing new begins beside a write that was cut off (R23). Raises StepOpen."""
+    for other in task.journal.fold.unknown():
+        if other.last.n not in task.journal.writing:
+            raise StepOpen(
+                f"run {task.run_id}: {other.name} was cut off, and nobody knows what became of it",
+                run_id=task.run_id,
+                hint="ask for that step first",
+            )
 
 
 def _to_probe(
@@ -363,10 +368,10 @@ async def _progress(task: RemoteTask, record_id: str, record: Progress, repeated
             f"progress of {name} is at most {limits.PROGRESS_BYTES_MAX} bytes", run_id=task.run_id
         )
     body = StepProgress(step=name, output=output)
-    step = task.journal.fold.open.get(name)
-    if step is not None and not (repeated and canonical(step.partial) == canonical(output)):
-        own = "" if repeated else record_id
-        await task.journal.append(lambda fold: body if name in fold.open else None, record_id=own)
+    if not repeated:  # a copy that comes late must not hide what was reported since
+        await task.journal.append(
+            lambda fold: body if name in fold.open else None, record_id=record_id
+        )
     return task.journal.fold.n
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from journal import ids
+from journal.codec import Damage
 from journal.errors import RunfoldError
 from journal.fold import Fold
 from journal.ids import RunId
@@ -159,7 +160,10 @@ async def end(task: RemoteTask, asked: End) -> dict[str, Any]:
             if not task.journal.fold.repeats(record_id):
                 if task.journal.fold.repeats(task.name.record_id(asked.id)):
                     raise used()  # a copy: the turn has gone on since
-                await _commit(task, record_id, asked)
+                try:
+                    await _commit(task, record_id, asked)
+                except Damage as damage:
+                    raise used() from damage
             fold = task.journal.fold
             more = fold.claim is not None
             await task.settle()
