@@ -23,6 +23,7 @@ EXIT_BY_CODE = {
     "bad_payload": 2,
     "not_encodable": 2,
     "too_large": 2,
+    "bad_request": 2,
     "usage": 2,
     "indeterminate": 4,
     "waiting": 5,
@@ -38,6 +39,10 @@ EXIT_BY_CODE = {
     "not_provisioned": 9,
     "store_unavailable": 9,
     "permission_denied": 9,
+    "unauthorized": 9,
+    "forbidden": 9,
+    "not_found": 9,
+    "busy": 9,
 }
 """R69; every other code exits with 1."""
 

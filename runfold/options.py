@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
+from typer.exceptions import TyperException
 
+from journal.errors import InvalidId
 from journal.escape import visible
+from journal.ids import shown
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
+from journal.stores.nats_address import without_password
 from journal.stores.provision import inspect
 
-from .store import open_store
-from .terminal import note
+from .frame import UsageProblem
+from .store import is_url, open_store
+from .terminal import note, options
+
+BRIDGE_SCHEMES = ("http://", "https://")
+TOKEN = "RUNFOLD_TOKEN"
+"""Where the token for a bridge stands: all on the machine can read a command line."""
+
+
+def _no_bridge(context: typer.Context, store: str | None) -> str | None:
+    if store is not None and store.startswith(BRIDGE_SCHEMES):
+        raise TyperException(
+            f"`runfold {context.info_name}` needs the NATS server itself, not a bridge: give "
+            "--store nats://host:port, or a directory"
+        )
+    return store
+
 
 StoreOption = Annotated[
     str | None,
@@ -24,8 +45,21 @@ StoreOption = Annotated[
         envvar="RUNFOLD_STORE",
         help="A directory, or nats://host:port. Default: an embedded server, data in .runfold/",
         show_default=False,
+        callback=_no_bridge,
     ),
 ]
+AnyStoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="RUNFOLD_STORE",
+        help="A directory, nats://host:port, or a bridge's http://host:port (its token in "
+        f"{TOKEN}). Default: an embedded server, data in .runfold/",
+        show_default=False,
+    ),
+]
+"""Of a command that a bridge can do, too."""
+
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", envvar="RUNFOLD_NAMESPACE", help="Tenant or environment.")
 ]
@@ -51,10 +85,32 @@ class Target(NamedTuple):
     namespace: str
     creds: str | None
 
+    @property
+    def bridge(self) -> str | None:
+        """The bridge's address, where the target is one; raises InvalidId, UsageProblem."""
+        if self.store is None or not self.store.startswith(BRIDGE_SCHEMES):
+            return None
+        return _bridge_address(self.store)
+
+    @property
+    def server(self) -> str | None:
+        """The URL of a NATS server that is not this folder's own."""
+        return self.store if self.store is not None and is_url(self.store) else None
+
+    @property
+    def shared(self) -> bool:
+        """Whether workers may be there to go on with a run."""
+        return self.store is None or "://" in self.store
+
+    @property
+    def option(self) -> str:
+        """The options that a printed command needs to mean the same runs."""
+        return options(self.store, self.namespace if self.bridge is None else "runfold")
+
 
 @asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Store, None]:
-    """The target's store."""
+    """The target's store; a bridge has none to open."""
     async with open_store(target.store, namespace=target.namespace, creds=target.creds) as store:
         yield store
 
@@ -82,3 +138,29 @@ def user() -> str:
     except (OSError, KeyError):
         name = "unknown"
     return f"cli:{visible(name)[:64]}"
+
+
+def bridge_token() -> str | None:
+    """The token for a bridge; raises UsageProblem. It is never shown."""
+    token = os.environ.get(TOKEN, "").strip()
+    if not token:
+        return None
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageProblem(f"{TOKEN} holds no token: a token is printable ASCII without blanks")
+    return token
+
+
+def _bridge_address(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        known = parts.hostname and parts.port != 0 and text.isprintable() and " " not in text
+    except ValueError:
+        parts, known = None, False
+    if parts is None or not known or parts.query or parts.fragment:
+        raise InvalidId(
+            f"{shown(without_password(text))} is not the address of a bridge",
+            hint="it looks like http://host:port",
+        )
+    if parts.username is not None or parts.password is not None:
+        raise UsageProblem("a bridge's address holds no secret", hint=f"put its token into {TOKEN}")
+    return text.rstrip("/")

@@ -59,6 +59,7 @@ LOOP = "tests/core/test_loop.py::"
 LOOP_INPUTS = "tests/core/test_loop_inputs.py::"
 ORDER = "tests/core/test_order.py::"
 BRIDGE_FINDINGS = "tests/real/test_bridge_tasks_findings.py::"
+BRIDGE_SIGNALS = "tests/real/test_bridge_signals.py::"
 BRIDGE_TASKS = "tests/real/test_bridge_tasks.py::"
 POLICIES = "tests/core/test_policies.py::"
 REPLIES = "tests/core/test_replies.py::"
@@ -1371,6 +1372,58 @@ MUTANTS = [
         '_TOKEN = r"[!-\\-/-~]+"',
         '_TOKEN = r"[^.]+"',
         BRIDGE_FINDINGS + "test_a_forged_task_name_publishes_nothing_of_its_own_to_nats",
+    ),
+    # ---- the bridge ----------------------------------------------------------------------------
+    Mutant(
+        "refusal-unkept",
+        "a refused signal is acknowledged only once its refusal stands in REJECTED",
+        "bridge/settling.py",
+        "        await self._store.rejected.put(refused, signal.key)\n",
+        "",
+        BRIDGE_SIGNALS
+        + "test_whatever_is_malformed_is_refused_with_its_reason_and_changes_nothing",
+    ),
+    Mutant(
+        "refusal-judged-anew",
+        "a refusal stands, whatever the journal says by the next delivery",
+        "bridge/settling.py",
+        "            if await self._store.rejected.holds(refused, signal.key):",
+        "            if False:",
+        BRIDGE_SIGNALS + "test_a_refusal_whose_ack_was_lost_is_one_entry_and_stands",
+    ),
+    Mutant(
+        "signals-out-of-order",
+        "a run's signals are applied in their order over all bridges",
+        "bridge/settling.py",
+        '            if first == signal.sequence:\n                return "now"',
+        '            if True:\n                return "now"',
+        BRIDGE_SIGNALS + "test_a_bridge_waits_with_a_signal_while_another_has_the_runs_earlier_one",
+    ),
+    Mutant(
+        "signal-without-number",
+        "a signal that is delivered again has the same request id",
+        "bridge/settling.py",
+        "header=signal.request_id, number=number)",
+        "header=signal.request_id)",
+        BRIDGE_SIGNALS + "test_a_bridge_that_was_frozen_meanwhile_applies_nothing_again",
+    ),
+    Mutant(
+        "scope-unchecked",
+        "a token does what its scopes say and nothing else",
+        "bridge/app.py",
+        "        if not identity.may(operation.scope):",
+        "        if False:",
+        "tests/real/test_bridge_http.py::"
+        "test_each_operation_takes_the_tokens_of_its_scope_and_no_others",
+    ),
+    Mutant(
+        "foreign-page",
+        "without auth no page of another origin reaches the bridge",
+        "bridge/app.py",
+        "        if auth.open:\n            _check_local(request)\n",
+        "",
+        "tests/real/test_bridge_http.py::"
+        "test_without_auth_only_this_machine_and_its_own_page_are_served",
     ),
     # ---- a run under a claim, and its task message ---------------------------------------------
     Mutant(

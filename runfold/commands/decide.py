@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from journal.doors import signal
 from journal.ids import marker_run
 from journal.ids import run_id as checked_run_id
 
 from ..frame import UsageProblem, execute
 from ..loading import json_option
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened, user
+from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
+from ..reach import talking
 from ..terminal import emit_json, say
 
 RequestOption = Annotated[
@@ -32,7 +32,7 @@ def approve(
     marker: MarkerArgument,
     comment: Annotated[str, typer.Option("--comment")] = "",
     request_id: RequestOption = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -48,7 +48,7 @@ def reject(
     marker: MarkerArgument,
     reason: Annotated[str, typer.Option("--reason", help="The model sees it.")] = "",
     request_id: RequestOption = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -76,7 +76,7 @@ def reconcile(
         int | None, typer.Option("--start", help="Which start of the step, by record ordinal.")
     ] = None,
     request_id: RequestOption = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -122,9 +122,8 @@ async def send_signal(
     json: bool,
 ) -> int:
     """Send it, and print what became of it."""
-    async with opened(target) as store:
-        receipt = await signal(store, run, name, payload, request_id=request_id, by=user())
-        shared = store.shared
+    async with talking(target) as talk:
+        receipt = await talk.signal(run, name, payload, request_id=request_id)
     if json:
         shape = {
             "run": run,
@@ -136,7 +135,7 @@ async def send_signal(
     else:
         words = {
             "applied": "recorded; a worker goes on from here"
-            if shared
+            if target.shared
             else "recorded; it takes effect when the run is next taken up",
             "kept": "kept; it counts when the run reaches that call",
             "repeated": "said before",

@@ -1,4 +1,4 @@
-"""Shell: `runfold dev`: a server and a worker for one project, in one process tree."""
+"""Shell: `runfold dev`: a server, a worker and a bridge for one project, in one process tree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Annotated
@@ -17,7 +18,8 @@ from journal.limits import CONCURRENCY
 from journal.stores.provision import provision
 from worker.server import EmbeddedServer
 
-from ..frame import execute
+from ..dev_bridge import PORT, DevBridge, missing
+from ..frame import UsageProblem, execute
 from ..loading import agent_file, agent_name
 from ..options import NamespaceOption
 from ..reloading import Reloading
@@ -48,9 +50,21 @@ def dev(
     health: Annotated[
         str | None, typer.Option("--health", help="[HOST:]PORT of the worker's GET /healthz.")
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            help=f"[HOST:]PORT of the bridge, on this machine. Default: {PORT}, or the next free.",
+            show_default=False,
+        ),
+    ] = None,
+    no_bridge: Annotated[
+        bool, typer.Option("--no-bridge", help="Without HTTP and the page.")
+    ] = False,
     namespace: NamespaceOption = "runfold",
 ) -> None:
-    """A server on .runfold/ and a worker that reloads when a Python file beside its agents changes.
+    """A server on .runfold/, a worker that reloads when a Python file beside its agents changes,
+    and a bridge with the page, for this machine alone.
 
     Every write is synced. Other terminals in this folder find the server by themselves. Ctrl-C ends
     it all; again: without grace.
@@ -58,6 +72,8 @@ def dev(
 
     async def body() -> int:
         checked_namespace(namespace)
+        if no_bridge and listen is not None:
+            raise UsageProblem("--no-bridge and --listen exclude each other")
         folders = _folders(agents)
         # A server that dev's user may have exported is not what dev works on.
         for name in ("RUNFOLD_STORE", "RUNFOLD_CREDS"):
@@ -71,14 +87,54 @@ def dev(
                 *(() if health is None else ("--health", health)),
             ]
             reloading = Reloading(words, folders, note)
-            loop = asyncio.get_running_loop()
-            for number in (SIGINT, SIGTERM):
-                loop.add_signal_handler(number, reloading.stop)
-            _greet(server.url, namespace)
-            await reloading.run()
+            bridge = None if no_bridge else _bridge(server.url, namespace, listen)
+            await _run(server, reloading, bridge, namespace)
         return 0
 
     execute(False, body())
+
+
+def _bridge(url: str, namespace: str, listen: str | None) -> DevBridge | None:
+    lacking = missing()
+    if lacking is None:
+        return DevBridge(["--store", url, "--namespace", namespace], listen, note)
+    note(f"no bridge, so no page: it needs {lacking} (pip install 'runfold[bridge]')")
+    return None
+
+
+async def _run(
+    server: EmbeddedServer, reloading: Reloading, bridge: DevBridge | None, namespace: str
+) -> None:
+    """Until a signal. The bridge is there before the worker and after it: what happens is seen."""
+    if bridge is None:
+        _take_signals(reloading.stop)
+        _greet(server.url, namespace, "")
+        await reloading.run()
+        return
+
+    def stop() -> None:
+        reloading.stop()
+        bridge.hurry()
+
+    try:
+        await bridge.start()  # until then Ctrl-C cancels, as in any command
+        server.add_bridge(bridge.address)
+        _take_signals(stop)
+        _greet(server.url, namespace, bridge.address)
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(bridge.watch())
+            await reloading.run()
+            await bridge.stop()
+            watching.cancel()
+    finally:
+        await bridge.stop()
+        server.remove_bridge(bridge.address)
+
+
+def _take_signals(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (SIGINT, SIGTERM):
+        loop.add_signal_handler(number, stop)
 
 
 def _folders(agents: list[str]) -> list[Path]:
@@ -90,9 +146,11 @@ def _folders(agents: list[str]) -> list[Path]:
     return sorted(folder for folder in found if not found & set(folder.parents))
 
 
-def _greet(url: str, namespace: str) -> None:
+def _greet(url: str, namespace: str, http: str) -> None:
     option = options(None, namespace)
     say(f"runfold dev: {url}, data in {shlex.quote(HOME)}/, every write synced")
+    if http:
+        say(f"open {http} to watch, approve, reconcile")
     say("in another terminal, in this folder:")
     say(f"  runfold start AGENT --input TEXT{option}    start a run")
     say(f"  runfold inbox{option}                       what waits for you")

@@ -11,12 +11,19 @@ from journal.escape import visible
 from journal.fleet import WORKERS_WAIT_S, Fleet, agents_of
 from journal.ids import run_id as checked_run_id
 from journal.limits import SWEEP_RUNS
-from journal.store import Store
-from journal.stores.jetstream import JetStreamStore
 from worker.sweep import sweep
 
-from ..frame import UsageProblem, execute
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
+from ..frame import execute
+from ..options import (
+    AnyStoreOption,
+    CredsOption,
+    JsonOption,
+    NamespaceOption,
+    StoreOption,
+    Target,
+    opened,
+)
+from ..reach import reached, server
 from ..terminal import emit_json, note, say
 
 WaitOption = Annotated[
@@ -32,16 +39,16 @@ def register(app: typer.Typer) -> None:
 
 def workers(
     wait: WaitOption = WORKERS_WAIT_S,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """The connected workers: their agents and the runs they hold."""
+    """The connected workers: their agents and the runs they hold. (A bridge waits a second.)"""
 
     async def body() -> int:
-        async with opened(Target(store, namespace, creds)) as opened_store:
-            found = await Fleet(_fleet_store(opened_store)).workers(wait_s=wait)
+        async with reached(Target(store, namespace, creds)) as runs:
+            found = await runs.workers(wait_s=wait)
         if json:
             emit_json({"workers": found})
             return 0
@@ -78,9 +85,9 @@ def queue(
 
     async def body() -> int:
         async with opened(Target(store, namespace, creds)) as opened_store:
-            server = _fleet_store(opened_store)
-            found = await Fleet(server).queue(wait_s=wait)
-            timers = await server.tasks.timers()
+            found_store = server(opened_store)
+            found = await Fleet(found_store).queue(wait_s=wait)
+            timers = await found_store.tasks.timers()
         if json:
             emit_json({"agents": found, "timers": timers})
             return 0
@@ -112,7 +119,7 @@ def sweep_once(
     async def body() -> int:
         start = None if after is None else checked_run_id(after)
         async with opened(Target(store, namespace, creds)) as opened_store:
-            done = await sweep(_fleet_store(opened_store), runs_max=runs_max, after=start)
+            done = await sweep(server(opened_store), runs_max=runs_max, after=start)
         if json:
             emit_json(
                 {"dispatched": done.dispatched, "looked_at": done.looked_at, "next": done.cursor}
@@ -126,11 +133,3 @@ def sweep_once(
         return 0
 
     execute(json, body())
-
-
-def _fleet_store(store: Store) -> JetStreamStore:
-    if not isinstance(store, JetStreamStore):
-        raise UsageProblem(
-            "a directory has no workers, and nothing waits for one", hint="use a nats:// store"
-        )
-    return store

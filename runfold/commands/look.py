@@ -11,22 +11,19 @@ import typer
 from journal.codec import Entry
 from journal.errors import JournalDamaged
 from journal.escape import visible
-from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
-from journal.inbox import candidates
 from journal.limits import LIST_PAGE
-from journal.log import Log
-from journal.store import Store
+from journal.listing import Filter
 from journal.views import run_json
 from journal.waits import instant_text
 
 from ..frame import UsageProblem, execute
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
+from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
+from ..reach import reached
 from ..terminal import (
     EXIT_BY_STATUS,
     emit_json,
     note,
-    options,
     print_run,
     say,
     timeline,
@@ -40,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 def show(
     id: Annotated[str, typer.Argument(help="Run id.")],
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -52,26 +49,28 @@ def show(
 
     async def body() -> int:
         run = checked_run_id(id)
-        try:
-            async with opened(Target(store, namespace, creds)) as opened_store:
-                loaded = await opened_store.load(run)
-                journal = Log.of(opened_store, run, loaded)
-                held = await opened_store.holder(run) is not None
-        except JournalDamaged as damage:
-            _print_timeline(damage.good, json)
-            raise
-        if journal.fold.started is None:
-            _print_timeline(loaded.entries, json)
-            journal.check_runnable()
-        if journal.torn:
-            note(f"{journal.torn} bytes of a torn last record are ignored: never acknowledged")
-        _print_timeline(loaded.entries, json)
-        now = instant_text(datetime.now(UTC))
+        target = Target(store, namespace, creds)
+        async with reached(target) as runs:
+            if json and target.bridge is not None:  # which needs no journal here to say it
+                shape = await runs.shape(run)
+                emit_json(shape)
+                return EXIT_BY_STATUS.get(shape["status"], 1)
+            try:
+                seen = await runs.seen(run)
+            except JournalDamaged as damage:
+                _print_timeline(damage.good, json)
+                raise
+        if seen.torn:
+            note(f"{seen.torn} bytes of a torn last record are ignored: never acknowledged")
+        _print_timeline(seen.entries, json)
+        if seen.unusable is not None:
+            raise seen.unusable
+        fold, held, now = seen.fold, seen.held, instant_text(datetime.now(UTC))
         if json:
-            emit_json(run_json(journal.fold, held=held, now=now))
+            emit_json(run_json(fold, held=held, now=now))
         else:
-            print_run(journal.fold, options(store, namespace), held=held, now=now)
-        return EXIT_BY_STATUS[journal.fold.status(held=held, now=now)]
+            print_run(fold, target.option, held=held, now=now)
+        return EXIT_BY_STATUS[fold.status(held=held, now=now)]
 
     execute(json, body())
 
@@ -87,7 +86,7 @@ def list_runs(
     agent: Annotated[str | None, typer.Option("--agent", help="Only of this agent.")] = None,
     after: Annotated[str | None, typer.Option("--after", help="Go on after this id.")] = None,
     limit: Annotated[int, typer.Option("--limit", help="At most so many.")] = LIST_PAGE,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -99,15 +98,22 @@ def list_runs(
             raise UsageProblem(f"--status is one of {', '.join(EXIT_BY_STATUS)}")
         if not 1 <= limit <= LIST_PAGE:
             raise UsageProblem(f"--limit is 1 to {LIST_PAGE}")
-        start = None if after is None else checked_run_id(after)
-        async with opened(Target(store, namespace, creds)) as opened_store:
-            runs, following = await _page(opened_store, status, agent, start, limit)
+        following = None if after is None else checked_run_id(after)
+        wanted = Filter(status=status, agent=agent)
+        found: list[dict[str, Any]] = []
+        async with reached(Target(store, namespace, creds)) as runs:
+            while len(found) < limit:  # a page may hold less than there is
+                page = await runs.page(wanted, after=following, limit=limit - len(found))
+                found += page.runs
+                following = page.next
+                if following is None:
+                    break
         if json:
-            emit_json({"runs": runs, "next": following})
+            emit_json({"runs": found, "next": following})
             return 0
-        if not runs:
+        if not found:
             note("no such runs in this store")
-        for run in runs:
+        for run in found:
             what = run["reason"] or run["message"] or ""
             name = run["agent"] or "?"
             shown = visible(str(what))[:60]
@@ -117,56 +123,3 @@ def list_runs(
         return 0
 
     execute(json, body())
-
-
-async def _page(
-    store: Store, status: str | None, agent: str | None, after: RunId | None, limit: int
-) -> tuple[list[dict[str, Any]], RunId | None]:
-    found: list[dict[str, Any]] = []
-    async for run in candidates(store, status):
-        if after is not None and run <= after:
-            continue
-        if len(found) == limit:
-            return found, RunId(found[-1]["run"])
-        shape = await _summary(store, run)
-        if shape is None or (status is not None and shape["status"] != status):
-            continue
-        if agent is None or shape["agent"] == agent:
-            found.append(shape)
-    return found, None
-
-
-async def _summary(store: Store, run: RunId) -> dict[str, Any] | None:
-    """The run object; for a damaged journal its status and reason; None for a purged run."""
-    try:
-        journal = await Log.read(store, run)
-    except JournalDamaged as damage:
-        return _unreadable(run, "damaged", damage.message)
-    if journal.fold.started is None:
-        newer = journal.fold.newer
-        return _unreadable(run, "newer", newer) if newer is not None else None
-    now = instant_text(datetime.now(UTC))
-    return run_json(journal.fold, held=await store.holder(run) is not None, now=now)
-
-
-def _unreadable(run: RunId, status: str, reason: str) -> dict[str, Any]:
-    return {
-        "run": run,
-        "agent": None,
-        "status": status,
-        "message": None,
-        "pending": [],
-        "unknown": [],
-        "waiting_on": [
-            {
-                "what": "operator",
-                "since": None,
-                "until": None,
-                "ended_by": "`runfold show` says where",
-            }
-        ],
-        "reason": reason,
-        "detail": None,
-        "records": None,
-        "model_calls": None,
-    }

@@ -8,13 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from journal.doors import Started
-from journal.fleet import Fleet
 from journal.ids import name as checked_name
 from journal.ids import new_run_id
 from journal.ids import run_id as checked_run_id
 from journal.limits import ACK_WAIT_S
 from journal.log import Log
-from journal.store import Store
 from journal.views import Waiting, run_json
 from journal.waits import instant_text
 from worker.runner import run
@@ -22,6 +20,7 @@ from worker.runner import run
 from ..frame import UsageProblem, execute
 from ..loading import agents_output, load_agent, read_input
 from ..options import (
+    AnyStoreOption,
     CredsOption,
     JsonOption,
     MonitorOption,
@@ -30,8 +29,8 @@ from ..options import (
     Target,
     note_safety,
     opened,
-    user,
 )
+from ..reach import Runs, reached
 from ..terminal import EXIT_BY_STATUS, emit_json, note, options, print_run, say
 
 WAIT_S_MAX = 86400.0
@@ -129,7 +128,7 @@ def start(
         float | None,
         typer.Option("--wait", help="Wait so many seconds for it to end or to need somebody."),
     ] = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -151,41 +150,44 @@ def start(
             with agents_output(json):
                 found = load_agent(agent)
             name, revision = found.name, found.revision
-        run = new_run_id() if id is None else checked_run_id(id)
+        run = None if id is None else checked_run_id(id)
         checked_name(name, "an agent")
         target = Target(store, namespace, creds)
-        async with opened(target) as opened_store:
-            fleet = Fleet(opened_store, by=user())
-            started = await fleet.start(
+        async with reached(target) as runs:
+            started = await runs.start(
                 name, value, run_id=run, priority=priority, key=key, revision=revision
             )
-            return await _print_started(fleet, started, wait, target, json)
+            return await _print_started(runs, started, wait, target, json)
 
     execute(json, body())
 
 
 async def _print_started(
-    fleet: Fleet, started: Started, wait: float | None, target: Target, json: bool
+    runs: Runs, started: Started, wait: float | None, target: Target, json: bool
 ) -> int:
     """Print the run, once it was waited for; the exit code."""
+    run = started.run_id
     if not json:
         what = "started" if started.created else "is there already"
-        note(f"run {started.run_id} {what}{_how_to_go_on(fleet.store, started.run_id)}")
+        note(f"run {run} {what}{_how_to_go_on(target, run)}")
     if wait is not None:
-        await fleet.wait(started.run_id, timeout_s=wait)
-    log = await Log.read(fleet.store, started.run_id)
-    held = await fleet.store.holder(log.run_id) is not None
-    now = instant_text(datetime.now(UTC))
+        await runs.wait(run, timeout_s=wait)
     if json:
-        emit_json(run_json(log.fold, held=held, now=now) | {"created": started.created})
-    elif wait is None:
-        say(started.run_id)
-    else:
-        print_run(log.fold, options(target.store, target.namespace), held=held, now=now)
-    return 0 if wait is None else EXIT_BY_STATUS[log.fold.status(held=held, now=now)]
+        shape = await runs.shape(run)
+        emit_json(shape | {"created": started.created})
+        return 0 if wait is None else EXIT_BY_STATUS.get(shape["status"], 1)
+    if wait is None:
+        say(run)
+        return 0
+    seen = await runs.seen(run)
+    if seen.unusable is not None:
+        raise seen.unusable
+    now = instant_text(datetime.now(UTC))
+    print_run(seen.fold, target.option, held=seen.held, now=now)
+    return EXIT_BY_STATUS[seen.fold.status(held=seen.held, now=now)]
 
 
-def _how_to_go_on(store: Store, run: str) -> str:
-    if store.shared:
+def _how_to_go_on(target: Target, run: str) -> str:
+    if target.shared:
         return f" (`runfold follow {run}`)"
     return f"; a directory has no workers: `runfold run FILE.py:NAME --id {run}` takes it up"

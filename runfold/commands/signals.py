@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,7 +14,8 @@ from journal.stores.rejected import REJECTED_PAGE, Refusal
 from journal.stores.signals_queue import SignalBacklog
 
 from ..frame import UsageProblem, execute
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
+from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target, opened
+from ..reach import reached
 from ..terminal import emit_json, note, say
 
 
@@ -26,7 +28,7 @@ def signals(
         bool, typer.Option("--rejected", help="Those that were refused, newest first, with why.")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", help="At most so many.")] = 100,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -36,21 +38,27 @@ def signals(
     async def body() -> int:
         if not 1 <= limit <= REJECTED_PAGE:
             raise UsageProblem(f"--limit is 1 to {REJECTED_PAGE}")
-        async with opened(Target(store, namespace, creds)) as opened_store:
+        target = Target(store, namespace, creds)
+        if rejected:
+            async with reached(target) as runs:
+                _print_rejected(await runs.rejected(limit), json)
+            return 0
+        if target.bridge is not None:
+            raise UsageProblem(
+                "what waits for a bridge stands on the server", hint="use a nats:// store"
+            )
+        async with opened(target) as opened_store:
             if not isinstance(opened_store, JetStreamStore):
                 raise InvalidId(
                     "nobody publishes signals to a directory", hint="use a nats:// store"
                 )
-            if rejected:
-                _print_rejected(await opened_store.rejected.latest(limit), json)
-            else:
-                _print_backlog(await opened_store.signals.backlog(), json)
+            _print_backlog(await opened_store.signals.backlog(), json)
         return 0
 
     execute(json, body())
 
 
-def _print_rejected(refusals: list[Refusal], json: bool) -> None:
+def _print_rejected(refusals: Sequence[Refusal], json: bool) -> None:
     if json:
         emit_json({"rejected": refusals})
         return

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from journal.escape import visible, visible_json
-from journal.fleet import Fleet
 from journal.ids import run_id as checked_run_id
 from journal.inputs import InputState
 from journal.limits import WAIT_MAX_S
 
 from ..frame import UsageProblem, execute
 from ..loading import json_option, read_input
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened, user
+from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
+from ..reach import Talk, talking
 from ..terminal import emit_json, say
 from .decide import RequestOption, send_signal
 
@@ -51,7 +51,7 @@ def send(
         typer.Option("--mode", help="steer: before its next model call; follow-up: after its end."),
     ] = "steer",
     request_id: RequestOption = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -72,7 +72,7 @@ def send(
             id,
             Target(store, namespace, creds),
             json,
-            lambda fleet: fleet.send(id, content, mode=MODES[mode], request_id=request_id),
+            lambda talk: talk.send(id, content, mode=MODES[mode], request_id=request_id),
         )
 
     execute(json, body())
@@ -81,14 +81,14 @@ def send(
 def withdraw(
     id: RunArgument,
     request_id: InputArgument,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Take a message back while it is queued. Exit code 8 where the agent has it already."""
     target = Target(store, namespace, creds)
-    execute(json, _input(id, target, json, lambda fleet: fleet.withdraw(id, request_id)))
+    execute(json, _input(id, target, json, lambda talk: talk.withdraw(id, request_id)))
 
 
 def show_input(
@@ -98,21 +98,21 @@ def show_input(
         float,
         typer.Option("--wait", help=f"Seconds to wait until it is settled (0-{WAIT_MAX_S:g})."),
     ] = 0.0,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
 ) -> None:
     """What became of a message: queued, placed, done, unanswered, or withdrawn."""
     target = Target(store, namespace, creds)
-    execute(json, _input(id, target, json, lambda fleet: fleet.input(id, request_id, wait_s=wait)))
+    execute(json, _input(id, target, json, lambda talk: talk.input(id, request_id, wait_s=wait)))
 
 
 def cancel(
     id: RunArgument,
     reason: ReasonOption = "",
     request_id: RequestOption = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -126,7 +126,7 @@ def resume(
     id: RunArgument,
     reason: ReasonOption = "",
     request_id: RequestOption = None,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -144,12 +144,12 @@ async def _signal(
 
 
 async def _input(
-    id: str, target: Target, json: bool, ask: Callable[[Fleet], Awaitable[InputState]]
+    id: str, target: Target, json: bool, ask: Callable[[Talk], Awaitable[InputState]]
 ) -> int:
     """Ask, and print the input that comes back."""
     run = checked_run_id(id)
-    async with opened(target) as store:
-        found = await ask(Fleet(store, by=user()))
+    async with talking(target) as talk:
+        found = await ask(talk)
     if json:
         emit_json(
             {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -12,15 +11,14 @@ import typer
 
 from journal.codec import Entry
 from journal.escape import visible, visible_json
-from journal.fold import Fold
-from journal.following import followed
 from journal.ids import run_id as checked_run_id
-from journal.inbox import InboxItem, inbox
+from journal.inbox import InboxItem
 from journal.waits import instant_text
 
 from ..frame import UsageProblem, execute
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, opened
-from ..terminal import EXIT_BY_STATUS, emit_json, note, options, say, timeline
+from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
+from ..reach import reached
+from ..terminal import EXIT_BY_STATUS, emit_json, note, say, timeline
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +31,7 @@ def follow(
     after: Annotated[
         int, typer.Option("--after", help="Only records after this ordinal: to go on.")
     ] = 0,
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -47,16 +45,9 @@ def follow(
         run = checked_run_id(id)
         if after < 0:
             raise UsageProblem("--after is an ordinal: 0 or more")
-        fold = Fold()
-        async with (
-            opened(Target(store, namespace, creds)) as opened_store,
-            aclosing(followed(opened_store, run)) as entries,
-        ):
-            async for entry in entries:
-                fold.take(entry)  # `followed` has checked it
-                if entry.record.n > after:
-                    _print_entry(entry, json)
-        return EXIT_BY_STATUS[fold.status()]
+        async with reached(Target(store, namespace, creds)) as runs:
+            status = await runs.follow(run, after=after, take=lambda one: _print_entry(one, json))
+        return EXIT_BY_STATUS.get(status, 1)  # a newer bridge may know more words
 
     execute(json, body())
 
@@ -70,7 +61,7 @@ def _print_entry(entry: Entry, json: bool) -> None:
 
 
 def show_inbox(
-    store: StoreOption = None,
+    store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
     json: JsonOption = False,
@@ -78,15 +69,16 @@ def show_inbox(
     """What waits for a person, over all runs, and the command that settles each."""
 
     async def body() -> int:
-        async with opened(Target(store, namespace, creds)) as opened_store:
-            items = await inbox(opened_store)
+        target = Target(store, namespace, creds)
+        async with reached(target) as runs:
+            items = await runs.inbox()
         if json:
             emit_json(items)
             return 0
         if not items:
             note("nobody waits for you")
         for item in items:
-            _print_item(item, options(store, namespace))
+            _print_item(item, target.option)
         return 0
 
     execute(json, body())

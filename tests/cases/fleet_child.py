@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 from cases.fleet_agents import build
 from cases.pay import die
 
+from journal import taking
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import TaskQueue
 from runfold import RunfoldError, Worker
-from worker import dispatch
 
 
 async def work(
@@ -34,8 +34,8 @@ async def work(
 ) -> NoReturn:
     """Serve until stopped. Leaves `ready-<tag>` in the home once it works. `revisit_s`: how soon
     what it may not take is offered to others again (the product: 5 s)."""
-    assert dispatch.REVISIT_S > 0
-    dispatch.REVISIT_S = revisit_s  # type: ignore[misc]
+    assert taking.REVISIT_S > 0
+    taking.REVISIT_S = revisit_s  # type: ignore[attr-defined]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     if zone:
         os.environ["TZ"] = zone

@@ -31,7 +31,7 @@ def agents(tmp_path: Path) -> Path:
 
 # -- stores -------------------------------------------------------------------------------------
 
-NO_STORES = ["", "http://127.0.0.1:4222", "file:///tmp/x", "redis://x"]
+NO_STORES = ["", "ftp://127.0.0.1:4222", "file:///tmp/x", "redis://x"]
 COMMANDS = [
     ["run", DESK, "--id=a1", "--input=x"],
     ["show", "a1"],

@@ -96,7 +96,8 @@ async def begin(cli: Cli, *words: str) -> Dev:
     for name in ("out", "err"):  # of an earlier one
         cli.folder.joinpath(name).unlink(missing_ok=True)
     line = 'exec "$0" "$@" > out 2> err'
-    child = await cli.execute("bash", "-c", line, RUNFOLD, "dev", "helpdesk.py:agent", *words)
+    words = ("dev", "helpdesk.py:agent", "--no-bridge", *words)  # test_dev_bridge.py has it
+    child = await cli.execute("bash", "-c", line, RUNFOLD, *words)
     dev = Dev(cli, child)
     await eventually(lambda: (cli.folder / "err").exists(), 10)
     await dev.says("is ready")

@@ -23,10 +23,11 @@ from journal.log import Log
 from journal.records import Claim, Park, Signal, StepCompleted, StepStarted
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
+from journal.terms import Bounds, Complete, Continue, Fail, Next, Pause, Retry
 from journal.views import Cancelled, Completed, Failed, RunState
 from runfold.testing import ScriptedModel, call, say
 from worker import runner
-from worker.agent import Agent, Bounds, Complete, Continue, Fail, Next, Pause, Retry, turn
+from worker.agent import Agent, turn
 from worker.context import Call, Context
 from worker.opening import connect
 from worker.service import Worker
