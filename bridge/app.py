@@ -33,6 +33,7 @@ from .problems import (
     MethodNotAllowed,
     NotFound,
     PayloadTooLarge,
+    TwoLengths,
     Unauthorized,
     problem,
 )
@@ -70,6 +71,7 @@ class App:
             await send(message)
 
         try:
+            _check_length(request)
             operation, path = self._find(request)
             response = await self._answered(request, operation, path)
         except ClientDisconnect:
@@ -126,6 +128,12 @@ class App:
         return identity
 
 
+def _check_length(request: Request) -> None:
+    """RFC 9112, 6.1: a body of two lengths may hide a request from a proxy before us."""
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        raise TwoLengths("a request has a Content-Length or a Transfer-Encoding, not both")
+
+
 def _check_local(request: Request) -> None:
     """Without auth a web page must not reach the bridge through its visitor's browser: under a name
     of its own that leads to this machine (DNS rebinding), or with a request it may not read."""
@@ -166,7 +174,7 @@ def _refusal(error: RunfoldError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = error.allow
-    elif isinstance(error, PayloadTooLarge):
+    elif isinstance(error, PayloadTooLarge | TwoLengths):
         headers["connection"] = "close"
     return Response(msgspec.json.encode(found), found.status, headers, PROBLEM_TYPE)
 

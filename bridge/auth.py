@@ -195,15 +195,16 @@ class TokenFile:
             self._problem = None
             log.info("tokens: read %s again", self._path)
         except BadTokens as error:
-            self._problem = f"tokens: {error.message}; the ones before it are in force"
-            log.error("%s", self._problem)
+            # Whoever asks for health needs no token: neither path nor name is theirs to know.
+            self._problem = "the list of tokens can't be read; the one before it is in force"
+            log.error("tokens: %s; the ones before it are in force", error.message)
 
     def _looked(self) -> tuple[int, ...]:
         try:
             found = os.stat(self._path)
         except OSError as error:
             return (-(error.errno or 1),)
-        return (found.st_mtime_ns, found.st_size, found.st_ino)
+        return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
 
 
 def _read(path: Path) -> TokenList:

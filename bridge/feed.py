@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from journal.codec import Damage, Entry
-from journal.errors import JournalDamaged
+from journal.errors import JournalDamaged, RunNotFound
 from journal.ids import RunId
 from journal.log import Log
 from journal.store import Loaded, Store
@@ -25,9 +25,9 @@ class Feed:
         self._run = run
         self._log = Log(store, run, by="bridge")
         self._tail = 0
-        self._damage: JournalDamaged | None = None
+        self._damage: JournalDamaged | RunNotFound | None = None
         self._reading = asyncio.Lock()
-        self._begun = 0
+        self._begun = self._done = 0
 
     @property
     def ended(self) -> str | None:
@@ -40,7 +40,7 @@ class Feed:
         read that began after this was asked serves as well."""
         asked = self._begun
         async with self._reading:
-            if len(self.raws) > after or self._damage is not None or self._begun > asked:
+            if len(self.raws) > after or self._damage is not None or self._done > asked:
                 return
             self._begun += 1
             try:
@@ -50,8 +50,9 @@ class Feed:
             try:
                 for entry in loaded.entries:
                     self._take(entry)
-            except JournalDamaged as error:
+            except (JournalDamaged, RunNotFound) as error:
                 self._damage = error
+            self._done = self._begun
 
     def check(self) -> None:
         """What follows the last record here can't be read: raises JournalDamaged, NewerVersion;
@@ -69,8 +70,8 @@ class Feed:
             raise JournalDamaged(
                 f"run {self._run}: {where}: {damage}", where=where, run_id=self._run
             ) from damage
-        if fold.started is None and fold.newer is None:
-            self._log.check_runnable()  # purged: a tombstone is no first record
+        if fold.purged is not None:  # a tombstone is no record to show
+            self._log.check_runnable()
         self.raws.append(entry.raw)
         self._tail = entry.position
 

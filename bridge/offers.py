@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from journal import ids
+from journal import ids, limits
 from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
 from journal.handle import process_name
 from journal.lease import Lease
@@ -53,6 +53,7 @@ class Channel:
         self.terms = terms
         self.polls: deque[Poll] = deque()
         self.pulling: asyncio.Task[None] | None = None
+        self.ack_wait_s = limits.ACK_WAIT_S
 
     def next(self) -> Poll | None:
         """The poll that waits longest."""
@@ -64,10 +65,11 @@ class Channel:
 
 
 class RemoteTasks:
-    """The bridge's part for workers over HTTP: `run` it, `poll`, `find`."""
+    """The bridge's part for workers over HTTP: `run` it, `poll`, `using`. `ack_wait_s`: of agents
+    that no worker has been there for."""
 
     def __init__(self, store: JetStreamStore, *, ack_wait_s: float, restart_limit: int) -> None:
-        self.ack_wait_s = ack_wait_s
+        self._ack_wait_s = ack_wait_s
         self._store = store
         self._restart_limit = restart_limit
         self._worker = ids.name(f"bridge-{process_name()}", "a worker")
@@ -88,7 +90,7 @@ class RemoteTasks:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 while True:
-                    await asyncio.sleep(self.ack_wait_s / 4)
+                    await asyncio.sleep(limits.ACK_WAIT_MIN_S / 4)
                     for text, task in list(self._tasks.items()):
                         if not task.heard and self._tasks.get(text) is task:
                             del self._tasks[text]
@@ -150,8 +152,7 @@ class RemoteTasks:
 
     async def _give_back(self, task: RemoteTask) -> None:
         self._tasks.pop(encode_name(task.name), None)
-        task.give_back()
-        await task.close()
+        await task.give_back()
 
     def _channel(self, terms: AgentTerms) -> Channel:
         return self._channels.setdefault(terms, Channel(terms))
@@ -171,7 +172,6 @@ class RemoteTasks:
             self._store,
             name,
             task,
-            ack_wait_s=self.ack_wait_s,
             restart_limit=self._restart_limit,
             wanted=wanted,
         )
@@ -183,7 +183,9 @@ class RemoteTasks:
         while True:
             try:
                 tasks = self._store.tasks
-                await tasks.ensure(channel.terms.name, ack_wait_s=self.ack_wait_s)
+                channel.ack_wait_s = await tasks.ensure(
+                    channel.terms.name, ack_wait_s=self._ack_wait_s, change=False
+                )
                 self._problem = ""
                 async with asyncio.TaskGroup() as group:
                     for place, priority in enumerate(PRIORITIES):
@@ -223,11 +225,11 @@ class RemoteTasks:
 
     async def _look(self, channel: Channel, task: Task) -> None:
         """Follow a hint until it is known that somebody is to claim the run; then offer it."""
-        lease = Lease(self._store.tasks, task, self.ack_wait_s)
+        lease = Lease(self._store.tasks, task, channel.ack_wait_s)
         taking = Taking(
             self._store,
             self._worker,
-            ack_wait_s=self.ack_wait_s,
+            ack_wait_s=channel.ack_wait_s,
             restart_limit=self._restart_limit,
         )
         try:
@@ -248,8 +250,7 @@ class RemoteTasks:
         if poll is None:
             lease.nak()
             return
-        remote = self._made(
-            named(task, poll.owner, channel.terms, secrets.token_hex(8)), task, wanted
-        )
+        name = named(task, poll.owner, channel.terms, secrets.token_hex(8), channel.ack_wait_s)
+        remote = self._made(name, task, wanted)
         self._tasks[encode_name(remote.name)] = remote
         poll.offer.set_result(remote)

@@ -22,6 +22,10 @@ class BadRequest(RunfoldError):
     code = "bad_request"
 
 
+class TwoLengths(BadRequest):
+    """The body has two lengths. The connection is closed, as above."""
+
+
 class Unauthorized(RunfoldError):
     """There is no token, or none that is known."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -81,8 +82,10 @@ class AwaitingApproval(RunfoldError):
 
 
 class RemoteTask:
-    """One task that was given away. `heard_at`: the last request (monotonic). One request at a
-    time: `entered`, then what it does to `journal`, then perhaps `settle`."""
+    """One task that was given away. `heard_at`: the last request (monotonic) · `users`: requests at
+    work or waiting · `matched`: how many unsafe calls of an attempt were those of an earlier one
+    (iteration, attempt, tool, digest) · one request at a time: `entered`, then what it does to
+    `journal`, then perhaps `settle`."""
 
     def __init__(
         self,
@@ -90,18 +93,18 @@ class RemoteTask:
         name: TaskName,
         task: Task,
         *,
-        ack_wait_s: float,
         restart_limit: int,
         wanted: Wanted | None = None,
     ) -> None:
         self.store = store
         self.name = name
         self.terms = name.terms
-        self.ack_wait_s = ack_wait_s
+        self.ack_wait_s = ack_wait_s = name.ack_wait_s
         self.heard_at = time.monotonic()
         self._restart_limit = restart_limit
         self.over = False
         self.users = 0
+        self.matched: Counter[tuple[int, int, str, str]] = Counter()
         self.lock = asyncio.Lock()
         self._task = task
         self._lease = Lease(store.tasks, task, ack_wait_s)
@@ -314,10 +317,10 @@ class RemoteTask:
         await self._lease.ack()
         await self.close()
 
-    def give_back(self) -> None:
-        """Nobody got it: somebody else may."""
-        self.over = True
+    async def give_back(self) -> None:
+        """Somebody else may take the message."""
         self._lease.nak()
+        await self.close()
 
     async def late(self, start: int, result: JSON) -> None:
         """Tell the run, by now somebody else's, what a write of this task came to (R29)."""

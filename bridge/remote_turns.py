@@ -16,7 +16,7 @@ from journal.log import Log
 from journal.messages import JSON
 from journal.owed import pay
 from journal.positions import ended_before, later, told
-from journal.records import StepCompleted
+from journal.records import Release, StepCompleted
 from journal.step_state import StepState
 from journal.stops import stopped
 from journal.terms import Complete, Continue, Fail, Next, Pause
@@ -24,7 +24,8 @@ from journal.unknown import indeterminate
 
 from .problems import NotFound
 from .remote import RemoteTask, Repeated, StepOpen
-from .remote_calls import input_json, recorded, used
+from .remote_calls import input_json
+from .remote_starts import recorded, used
 
 Calls = Annotated[int, Meta(ge=0, le=100_000)]
 Number = Annotated[int, Meta(ge=1, le=10**17)]
@@ -147,6 +148,24 @@ async def beat(task: RemoteTask, claim: int | None, preview: str) -> dict[str, A
         if preview:
             await task.store.preview(task.run_id, preview)
         return {"cancelled": task.journal.fold.cancel is not None}
+
+
+async def release(task: RemoteTask, claim: int | None) -> dict[str, Any]:
+    """Give the task back, as a native worker does that is stopped: it counts as no crash (R51)."""
+    if claim is None and not task.held:
+        await task.give_back()
+        return {"released": True}
+    async with task.entered(claim, takes=False):
+        if open_ := task.open_writes():
+            raise StepOpen(
+                f"run {task.run_id}: the run is not given up while {open_[0].step} is open",
+                run_id=task.run_id,
+                hint="append its result; if you don't know it, ask for its step again",
+            )
+        await task.journal.append(lambda fold: Release(reason="drain") if fold.claim else None)
+        task.journal.give_up()
+        await task.give_back()
+        return {"released": True}
 
 
 # ---- how it ends ---------------------------------------------------------------------------

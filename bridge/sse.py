@@ -110,6 +110,11 @@ class Follow(EventSourceResponse):
                 self._last += 1
                 await self._queue.put(partial(_record, feed, self._last))
             feed.check()
+            if feed.ended is not None:  # as of then: it may have been reopened since
+                await feed.read(self._last)
+                if self._last < len(feed.raws):
+                    continue
+                feed.check()
             if (status := feed.ended) is not None:
                 data = msgspec.json.encode({"status": status}).decode()
                 await self._queue.put(ServerSentEvent(data, event="end", sep="\n"))

@@ -29,6 +29,7 @@ TASK_CHARS_MAX: Final = 4096
 _NONCE: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 Revision = Annotated[str, Meta(max_length=100, pattern="^[ -~]*$")]
+AckWait = Annotated[float, Meta(ge=limits.ACK_WAIT_MIN_S, le=limits.ACK_WAIT_MAX_S)]
 Seconds = Annotated[float, Meta(ge=0, le=365 * 86400.0)]
 
 
@@ -75,7 +76,8 @@ class AgentTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TaskName(Struct, frozen=True, array_like=True):
-    """`nonce`: new for each task; it ends the worker id, and begins the ids of its records."""
+    """`nonce`: new for each task; it ends the worker id, and begins the ids of its records.
+    `ack_wait_s`: the one in force when it was delivered."""
 
     run: str
     priority: int
@@ -84,6 +86,7 @@ class TaskName(Struct, frozen=True, array_like=True):
     nonce: str
     owner: str
     terms: AgentTerms
+    ack_wait_s: AckWait
 
     @property
     def worker(self) -> str:
@@ -104,9 +107,10 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TaskName).decode
 
 
-def named(task: Task, owner: str, terms: AgentTerms, nonce: str) -> TaskName:
+def named(task: Task, owner: str, terms: AgentTerms, nonce: str, ack_wait_s: float) -> TaskName:
     """The name of this delivery to this owner; `nonce`: 16 fresh hex digits."""
-    return TaskName(task.run_id, task.priority, task.cause, task.reply, nonce, owner, terms)
+    run, reply = task.run_id, task.reply
+    return TaskName(run, task.priority, task.cause, reply, nonce, owner, terms, ack_wait_s)
 
 
 def encode_name(name: TaskName) -> str:

@@ -15,7 +15,7 @@ from journal.messages import JSON
 from . import remote_turns
 from .call import Call, answer
 from .offers import RemoteTasks
-from .operation import Operation, Parameter, json_answer
+from .operation import Handler, Operation, Parameter, json_answer
 from .remote import RemoteTask
 from .remote_calls import append
 from .remote_shapes import Appended
@@ -103,6 +103,12 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     iteration: int
 
 
+class Released(Struct, frozen=True, kw_only=True):
+    """The task is over; somebody else gets the run at once."""
+
+    released: bool
+
+
 class Beaten(Struct, frozen=True, kw_only=True):
     """The task is still this worker's."""
 
@@ -112,25 +118,6 @@ class Beaten(Struct, frozen=True, kw_only=True):
 def operations(tasks: RemoteTasks) -> list[Operation]:
     """Of scope `work`."""
 
-    async def poll(call: Call) -> Response:
-        asked = await call.body(Polls)
-        for agent in asked.agents:
-            ids.name(agent.name, "an agent")
-        owner = call.by
-        found = await call.attended(lambda: tasks.poll(owner, asked.agents, asked.wait_s))
-        if found is None:
-            return Response(status_code=204)
-        text, task = found
-        return answer(
-            GivenTask(
-                task=text,
-                run=task.run_id,
-                agent=task.terms.name,
-                delivery=task.delivery,
-                ack_wait_s=task.ack_wait_s,
-            )
-        )
-
     return [
         Operation(
             name="poll",
@@ -138,7 +125,7 @@ def operations(tasks: RemoteTasks) -> list[Operation]:
             path="/tasks/poll",
             scope="work",
             summary="Wait for a task of these agents",
-            handle=poll,
+            handle=_poll(tasks),
             answers={
                 200: json_answer("A task.", GivenTask),
                 204: json_answer("None came in time.", None),
@@ -164,11 +151,35 @@ def operations(tasks: RemoteTasks) -> list[Operation]:
         _verb(
             tasks, "heartbeat", Beats, Beaten, lambda t, b: remote_turns.beat(t, b.claim, b.preview)
         ),
+        _verb(tasks, "release", Reads, Released, lambda t, b: remote_turns.release(t, b.claim)),
         _verb(tasks, "complete", Completes, Ended, remote_turns.end),
         _verb(tasks, "continue", Continues, Ended, remote_turns.end),
         _verb(tasks, "pause", Pauses, Ended, remote_turns.end),
         _verb(tasks, "fail", Fails, Ended, remote_turns.end),
     ]
+
+
+def _poll(tasks: RemoteTasks) -> Handler:
+    async def poll(call: Call) -> Response:
+        asked = await call.body(Polls)
+        for agent in asked.agents:
+            ids.name(agent.name, "an agent")
+        owner = call.by
+        found = await call.attended(lambda: tasks.poll(owner, asked.agents, asked.wait_s))
+        if found is None:
+            return Response(status_code=204)
+        text, task = found
+        return answer(
+            GivenTask(
+                task=text,
+                run=task.run_id,
+                agent=task.terms.name,
+                delivery=task.delivery,
+                ack_wait_s=task.ack_wait_s,
+            )
+        )
+
+    return poll
 
 
 def _verb(

@@ -101,7 +101,8 @@ class Log:
 
     def check_runnable(self) -> None:
         """Raises RunNotFound or NewerVersion where this version can't run it."""
-        if self.fold.started is None and self.fold.newer is None:
+        fold = self.fold
+        if (fold.started is None and fold.newer is None) or fold.purged is not None:
             what = "was purged" if self.fold.purged else "does not exist"
             raise RunNotFound(
                 f"run {self.run_id} {what}",

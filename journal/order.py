@@ -66,8 +66,8 @@ def check(fold: Fold, record: Record) -> None:
 
 def _check_chain(fold: Fold, record: Record) -> None:
     """Ordinal, previous hash, writer id. Raises Damage."""
-    if isinstance(record, RunPurged) and fold.n == 0:
-        return  # a tombstone is the first record left, whatever its ordinal
+    if _buries(fold, record):
+        return
     if record.n != fold.n + 1:
         first, last = fold.n + 1, record.n - 1
         missing = f"{first} to {last}" if last > first else f"{first}"
@@ -78,11 +78,17 @@ def _check_chain(fold: Fold, record: Record) -> None:
         raise Damage(f"record {record.n} repeats the writer id {record.id}")
 
 
+def _buries(fold: Fold, record: Record) -> bool:
+    """A tombstone, whatever its ordinal: what stood before it was removed, also while somebody was
+    reading it."""
+    return isinstance(record, RunPurged) and (fold.n == 0 or record.n > fold.n + 1)
+
+
 def _check_order(fold: Fold, record: Record) -> None:
     """Claims, the end, and the order every writer keeps. Raises Damage."""
     if isinstance(record, NewerRecord):
         return
-    if isinstance(record, RunPurged) and fold.n == 0:
+    if _buries(fold, record):
         return
     if (fold.n == 0) != isinstance(record, RunStarted):
         raise Damage(

@@ -1247,8 +1247,8 @@ MUTANTS = [
         "remote-repeat",
         "a repeated request to start a call finds its start",
         "bridge/remote_calls.py",
-        "            if repeated:\n                return _said_before",
-        "            if False:\n                return _said_before",
+        "            if repeated:\n                return said_before",
+        "            if False:\n                return said_before",
         BRIDGE_TASKS + "test_a_repeated_request_gets_its_first_answer_and_writes_nothing",
     ),
     Mutant(
@@ -1286,7 +1286,7 @@ MUTANTS = [
     Mutant(
         "remote-park-under-call",
         "a turn over HTTP does not stop while another write of it is open",
-        "bridge/remote_calls.py",
+        "bridge/remote_starts.py",
         "    if open_:  # a park",
         "    if False:  # a park",
         BRIDGE_TASKS + "test_a_turn_neither_stops_nor_ends_while_a_write_of_it_is_open",
@@ -1295,8 +1295,8 @@ MUTANTS = [
         "remote-end-over-open",
         "a turn over HTTP does not end while a write of it is open",
         "bridge/remote_turns.py",
-        "    if open_ := task.open_writes():",
-        "    if open_ := []:",
+        "    outcome = _outcome(asked)\n    if open_ := task.open_writes():",
+        "    outcome = _outcome(asked)\n    if open_ := []:",
         BRIDGE_TASKS + "test_a_turn_neither_stops_nor_ends_while_a_write_of_it_is_open",
     ),
     Mutant(
@@ -1326,7 +1326,7 @@ MUTANTS = [
     Mutant(
         "remote-old-probe",
         "a probe's answer counts for the start it was asked about only",
-        "bridge/remote_calls.py",
+        "bridge/remote_starts.py",
         "if probe is None or probe.n != asking.n:",
         "if probe is None:",
         BRIDGE_FINDINGS + "test_a_probes_answer_counts_for_the_start_it_was_asked_about_only",
@@ -1334,7 +1334,7 @@ MUTANTS = [
     Mutant(
         "remote-withdrawn",
         "a repeat lets no call be made that would outlast its deadline",
-        "bridge/remote_calls.py",
+        "bridge/remote_starts.py",
         "(fold.cancel is not None or _too_late(start, record))",
         "fold.cancel is not None",
         BRIDGE_FINDINGS
@@ -1372,6 +1372,15 @@ MUTANTS = [
         '_TOKEN = r"[!-\\-/-~]+"',
         '_TOKEN = r"[^.]+"',
         BRIDGE_FINDINGS + "test_a_forged_task_name_publishes_nothing_of_its_own_to_nats",
+    ),
+    Mutant(
+        "remote-release-over-open",
+        "a run is not given back while a write of it is open",
+        "bridge/remote_turns.py",
+        "    async with task.entered(claim, takes=False):\n        if open_ := task.open_writes():",
+        "    async with task.entered(claim, takes=False):\n        if open_ := []:",
+        BRIDGE_TASKS
+        + "test_a_task_that_is_given_back_goes_to_the_next_worker_and_counts_as_no_crash",
     ),
     # ---- the bridge ----------------------------------------------------------------------------
     Mutant(

@@ -146,14 +146,14 @@ class StreamApi:
 
     # ---- consumers --------------------------------------------------------------------------
 
-    async def ensure(self, name: str, wanted: ConsumerConfig) -> float:
+    async def ensure(self, name: str, wanted: ConsumerConfig, *, change: bool = True) -> float:
         """The durable consumer is there; the ack wait in force, in seconds. A different one is
-        changed where that is permitted."""
+        changed, if `change` and where that is permitted."""
         patience = Patience(f"consumer {name} could not be made on stream {self.stream}")
         while True:
             found, seen = await self._seen(name)
-            if found == wanted:
-                return wanted.ack_wait / 1e9
+            if found is not None and (found == wanted or not change):
+                return found.ack_wait / 1e9
             try:
                 made = await self._put(name, wanted, "create" if found is None else "update", seen)
             except PermissionDenied:

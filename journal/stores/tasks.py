@@ -100,10 +100,10 @@ class TaskQueue:
 
     # ---- consumers --------------------------------------------------------------------------
 
-    async def ensure(self, agent: str, *, ack_wait_s: float) -> float:
+    async def ensure(self, agent: str, *, ack_wait_s: float, change: bool = True) -> float:
         """The agent's three consumers are there; the ack wait in force, in seconds. A different one
-        is changed where that is permitted."""
-        return await self._consumers.ensure(agent, ack_wait_s)
+        is changed, if `change` and where that is permitted."""
+        return await self._consumers.ensure(agent, ack_wait_s, change=change)
 
     # ---- working ----------------------------------------------------------------------------
 

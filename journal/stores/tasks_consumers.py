@@ -21,7 +21,7 @@ class Consumers:
         self._api = api
         self._namespace = namespace
 
-    async def ensure(self, agent: str, ack_wait_s: float) -> float:
+    async def ensure(self, agent: str, ack_wait_s: float, *, change: bool) -> float:
         """See TaskQueue.ensure."""
         waits = [
             await self._api.ensure(
@@ -32,6 +32,7 @@ class Consumers:
                     max_ack_pending=ACK_PENDING_MAX,
                     max_waiting=PULLS_MAX,
                 ),
+                change=change,
             )
             for priority in PRIORITIES
         ]

@@ -6,12 +6,19 @@ import asyncio
 import os
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from journal.escape import visible
+from journal.limits import (
+    ACK_WAIT_MAX_S,
+    ACK_WAIT_MIN_S,
+    ACK_WAIT_S,
+    RESTART_LIMIT,
+    RESTART_LIMIT_MAX,
+)
 from worker.opening import embedded, is_url
 
 from ..dying import die_with_parent
@@ -49,6 +56,25 @@ def bridge(
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Everybody on this machine may do everything.")
     ] = False,
+    ack_wait: Annotated[
+        float,
+        typer.Option(
+            "--ack-wait",
+            min=ACK_WAIT_MIN_S,
+            max=ACK_WAIT_MAX_S,
+            help="Seconds of silence after which a worker over HTTP is lost, where no native "
+            "worker of its agent has set them.",
+        ),
+    ] = ACK_WAIT_S,
+    restart_limit: Annotated[
+        int,
+        typer.Option(
+            "--restart-limit",
+            min=1,
+            max=RESTART_LIMIT_MAX,
+            help="A run that loses so many workers over HTTP in a row failed.",
+        ),
+    ] = RESTART_LIMIT,
     store: StoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
@@ -60,7 +86,8 @@ def bridge(
     """
     die_with_parent()
     _allow_files()
-    execute(False, _bridge(listen, tokens, no_auth, Target(store, namespace, creds)))
+    limits = {"ack_wait_s": ack_wait, "restart_limit": restart_limit}
+    execute(False, _bridge(listen, tokens, no_auth, limits, Target(store, namespace, creds)))
 
 
 def _allow_files() -> None:
@@ -74,7 +101,9 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _bridge(listen: str, tokens: Path | None, no_auth: bool, target: Target) -> int:
+async def _bridge(
+    listen: str, tokens: Path | None, no_auth: bool, limits: dict[str, Any], target: Target
+) -> int:
     try:
         from bridge.service import OpenBridge
     except ImportError as error:
@@ -89,14 +118,16 @@ async def _bridge(listen: str, tokens: Path | None, no_auth: bool, target: Targe
         )
     try:
         if target.store is not None:
-            return await _serve(target.store, host, port, auth, target)
+            return await _serve(target.store, host, port, auth, limits, target)
         async with embedded(target.namespace) as url:
-            return await _serve(url, host, port, auth, target)
+            return await _serve(url, host, port, auth, limits, target)
     except OpenBridge as error:
         raise UsageProblem(error.message, hint="give --tokens instead of --no-auth") from error
 
 
-async def _serve(url: str, host: str, port: int, auth: Auth, target: Target) -> int:
+async def _serve(
+    url: str, host: str, port: int, auth: Auth, limits: dict[str, Any], target: Target
+) -> int:
     from bridge.service import Bridge
 
     made = Bridge(
@@ -106,6 +137,7 @@ async def _serve(url: str, host: str, port: int, auth: Auth, target: Target) -> 
         creds=target.creds,
         host=host,
         port=port,
+        **limits,
         on_ready=lambda: note(f"bridge: {made.address}"),
     )
     try:

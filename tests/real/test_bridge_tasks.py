@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from kit.http_tasks import HttpSite, Refused, bridge_on, http_site
+from kit.http_tasks import AGENT, HttpSite, Refused, bridge_on, http_site
 from kit.servers import NatsServer
 from msgspec import structs
 
@@ -374,3 +374,47 @@ async def test_workers_that_vanish_count_as_restarts_until_the_limit(server: Nat
         state = await site.state("a1")
         assert isinstance(state.outcome, Failed)
         assert state.outcome.reason == "restart_limit"
+
+
+async def test_a_task_that_is_given_back_goes_to_the_next_worker_and_counts_as_no_crash(
+    server: NatsServer,
+):
+    async with http_site(server, f"t{next(_names)}", ack_wait_s=60.0, restart_limit=1) as site:
+        await site.start("a1")
+        unread = await site.poll()
+        assert await unread.post("release", {}) == {"released": True}
+        first = await site.poll()
+        await first.read()
+        started = await first.start(0, "charge", 1)
+        with pytest.raises(Refused) as refused:
+            await first.post("release", {})
+        assert refused.value.code == "step_open"
+        await first.complete(0, started["n"], result="T-1")
+        await first.post("release", {})
+        second = await site.poll()
+        assert (await second.read())["steps"][0]["result"] == "T-1"
+        assert (await second.end("complete", message="x"))["status"] == "completed"
+        assert (await site.types("a1")).count("release") == 1
+
+
+async def test_a_bridge_keeps_to_the_ack_wait_that_an_agents_workers_have_set(site: HttpSite):
+    assert await site.fleet.store.tasks.ensure(AGENT, ack_wait_s=7.0) == 7.0
+    await site.start("a1")
+    task = await site.poll()
+    assert task.given["ack_wait_s"] == 7.0
+    found = await site.fleet.store.tasks.ensure(AGENT, ack_wait_s=1.0, change=False)
+    assert found == 7.0
+    await task.end("complete", message="x")
+
+
+async def test_a_safe_call_is_none_of_the_unsafe_ones_that_the_turn_asked_for(site: HttpSite):
+    await site.start("a1")
+    first = await site.poll()
+    await first.read()
+    started = await first.start(0, "act", 1)
+    await first.complete(0, started["n"], result="made once")
+    await first.end("fail", reason="flaky", retriable=True)
+    second = await site.poll()
+    assert (await second.read())["attempt"] == 2
+    assert (await second.start(0, "act", 1))["result"] == "made once"
+    assert (await second.start(1, "act", 1, replay="safe"))["decision"] == "call"

@@ -52,7 +52,7 @@ async def refusal(work: Any) -> Refused | None:
 
 def forged(task: HttpTask, **fields: Any) -> HttpTask:
     """The same name with other fields (TaskName is an array)."""
-    order = ["run", "priority", "cause", "reply", "nonce", "owner", "terms"]
+    order = ["run", "priority", "cause", "reply", "nonce", "owner", "terms", "ack_wait_s"]
     raw = msgspec.json.decode(urlsafe_b64decode(task.name + "=" * (-len(task.name) % 4)))
     for name, value in fields.items():
         raw[order.index(name)] = value
