@@ -13,6 +13,7 @@ from journal.codec import Damage, Entry
 from journal.errors import JournalDamaged, RunNotFound
 from journal.ids import RunId
 from journal.log import Log
+from journal.order import buried
 from journal.store import Loaded, Store
 
 
@@ -48,6 +49,8 @@ class Feed:
             except JournalDamaged as error:
                 self._damage, loaded = error, Loaded(error.good, self._tail)
             try:
+                if loaded.entries and buried(self._log.fold, loaded.entries[0].record):
+                    raise self._log.purged()
                 for entry in loaded.entries:
                     self._take(entry)
             except (JournalDamaged, RunNotFound) as error:

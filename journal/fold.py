@@ -233,7 +233,7 @@ class Fold:
     def take(self, entry: Entry) -> None:
         """Take an entry that passed `check` at this very state."""
         record = entry.record
-        assert self.n in (0, record.n - 1) or isinstance(record, RunPurged)
+        assert self.n in (0, record.n - 1)
         if self.newer is None:
             self._take(record)
         self.mark(entry)

@@ -15,6 +15,7 @@ from .errors import JournalDamaged
 from .fold import Fold
 from .ids import RunId
 from .log import Log
+from .order import buried
 from .store import Loaded, Store
 from .stores.jetstream import JetStreamStore
 
@@ -79,6 +80,8 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncGenerat
                 loaded = await store.load(run, after=tail)
             except JournalDamaged as error:
                 damage, loaded = error, Loaded(error.good, tail)
+            if loaded.entries and buried(fold, loaded.entries[0].record):
+                raise log.purged()
             for entry in loaded.entries:
                 _apply(store, run, fold, entry)
                 tail = entry.position

@@ -30,6 +30,7 @@ from .errors import (
 from .fold import Fold
 from .ids import RunId
 from .limits import APPEND_BUDGET_S
+from .order import buried
 from .records import (
     HOLDER_RECORDS,
     Commit,
@@ -102,23 +103,43 @@ class Log:
     def check_runnable(self) -> None:
         """Raises RunNotFound or NewerVersion where this version can't run it."""
         fold = self.fold
-        if (fold.started is None and fold.newer is None) or fold.purged is not None:
-            what = "was purged" if self.fold.purged else "does not exist"
-            raise RunNotFound(
-                f"run {self.run_id} {what}",
-                run_id=self.run_id,
-                hint="`runfold list` shows the runs",
-            )
+        if fold.purged is not None:
+            raise self.purged()
+        if fold.started is None and fold.newer is None:
+            raise self._not_there("does not exist")
         self._check_newer()
+
+    def purged(self) -> RunNotFound:
+        """The error for a run whose journal was removed."""
+        return self._not_there("was purged")
+
+    def _not_there(self, what: str) -> RunNotFound:
+        return RunNotFound(
+            f"run {self.run_id} {what}",
+            run_id=self.run_id,
+            hint="`runfold list` shows the runs",
+        )
 
     # ---- reading ------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
         """Fold what was appended since. An owner raises Fenced where somebody else claimed the run,
         NewerVersion where a newer Runfold wrote to it."""
-        self._take(await self.store.load(self.run_id, after=self.tail), "")
+        self._take(await self._news(), "")
         if self.owner:
             self._check_newer()
+
+    async def _news(self) -> Loaded:
+        """What was appended since; of a run that was purged meanwhile, what is left of it, from the
+        start. Raises Fenced for a holder: its claim is over, then."""
+        loaded = await self.store.load(self.run_id, after=self.tail)
+        if not loaded.entries or not buried(self.fold, loaded.entries[0].record):
+            return loaded
+        if self.claim:
+            self._stopped = True
+            raise Fenced(f"run {self.run_id} has ended and was purged", run_id=self.run_id)
+        self.fold, self.tail, self.restart_at = Fold(), 0, 0
+        return await self.store.load(self.run_id)
 
     def _take(self, loaded: Loaded, record_id: str) -> Record | None:
         """Fold new entries; the one with our id, if it is among them. Raises Fenced first."""
@@ -262,7 +283,7 @@ class Log:
                 if entry.commit < 0:
                     self.restart_at = answer.tail
                 return entry.record, ""
-            landed = self._take(await self.store.load(self.run_id, after=self.tail), record_id)
+            landed = self._take(await self._news(), record_id)
             self._check_newer()
         except BaseException as error:
             self._stopped = tries > 1 or not isinstance(error, TooLarge)

@@ -66,8 +66,8 @@ def check(fold: Fold, record: Record) -> None:
 
 def _check_chain(fold: Fold, record: Record) -> None:
     """Ordinal, previous hash, writer id. Raises Damage."""
-    if _buries(fold, record):
-        return
+    if isinstance(record, RunPurged) and fold.n == 0:
+        return  # a tombstone is the first record left, whatever its ordinal
     if record.n != fold.n + 1:
         first, last = fold.n + 1, record.n - 1
         missing = f"{first} to {last}" if last > first else f"{first}"
@@ -78,17 +78,17 @@ def _check_chain(fold: Fold, record: Record) -> None:
         raise Damage(f"record {record.n} repeats the writer id {record.id}")
 
 
-def _buries(fold: Fold, record: Record) -> bool:
-    """A tombstone, whatever its ordinal: what stood before it was removed, also while somebody was
-    reading it."""
-    return isinstance(record, RunPurged) and (fold.n == 0 or record.n > fold.n + 1)
+def buried(fold: Fold, record: Record) -> bool:
+    """Whether what is read on, behind what was read before, is the tombstone of all of it: the run
+    ended and was purged in between."""
+    return isinstance(record, RunPurged) and 0 < fold.n < record.n - 1
 
 
 def _check_order(fold: Fold, record: Record) -> None:
     """Claims, the end, and the order every writer keeps. Raises Damage."""
     if isinstance(record, NewerRecord):
         return
-    if _buries(fold, record):
+    if isinstance(record, RunPurged) and fold.n == 0:
         return
     if (fold.n == 0) != isinstance(record, RunStarted):
         raise Damage(

@@ -6,8 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from kit.build import RUN
+from kit.records import Chain, fill
 
+from journal import doors
 from journal.errors import StoreUnavailable
+from journal.following import followed
 from journal.records import NewerRecord
 from runfold import (
     Agent,
@@ -307,3 +311,16 @@ async def test_a_store_without_workers_says_so(fleet: Fleet) -> None:
     for refused in (fleet.workers(), fleet.queue()):
         with pytest.raises(InvalidId):
             await refused
+
+
+async def test_who_follows_a_run_that_is_purged_meanwhile_is_told_so() -> None:
+    store, chain = MemoryStore(), Chain(RUN)
+    chain.started()
+    await fill(store, chain)
+    entries = followed(store, RUN)
+    assert (await anext(entries)).record.n == 1
+    chain.completed()
+    await store.append(chain.run_id, chain.entries[-1], expected=1)
+    await doors.purge(store, RUN)
+    with pytest.raises(RunNotFound):
+        await anext(entries)
