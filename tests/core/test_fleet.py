@@ -11,7 +11,7 @@ from kit.records import Chain, fill
 
 from journal import doors
 from journal.errors import StoreUnavailable
-from journal.following import followed
+from journal.following import followed as entries_of
 from journal.records import NewerRecord
 from runfold import (
     Agent,
@@ -317,7 +317,7 @@ async def test_who_follows_a_run_that_is_purged_meanwhile_is_told_so() -> None:
     store, chain = MemoryStore(), Chain(RUN)
     chain.started()
     await fill(store, chain)
-    entries = followed(store, RUN)
+    entries = entries_of(store, RUN)
     assert (await anext(entries)).record.n == 1
     chain.completed()
     await store.append(chain.run_id, chain.entries[-1], expected=1)
