@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import msgspec
+
 from journal import ids, limits
 from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
 from journal.handle import process_name
@@ -87,7 +89,7 @@ class RemoteTasks:
     async def run(self) -> None:
         """Until cancelled: forget tasks whose workers are silent."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._store.reporting(self._report), asyncio.TaskGroup() as group:
                 self._group = group
                 while True:
                     await asyncio.sleep(limits.ACK_WAIT_MIN_S / 4)
@@ -99,6 +101,30 @@ class RemoteTasks:
             self._group = None
             for task in self._tasks.values():
                 await task.close()
+
+    def _report(self) -> bytes | None:
+        """What `runfold workers` shows of the workers over HTTP that are heard of here."""
+        tasks = [task for task in self._tasks.values() if task.held]
+        terms = {*self._channels, *(task.terms for task in tasks)}
+        if not terms:
+            return None
+        return msgspec.json.encode(
+            {
+                "worker": self._worker,
+                "over_http": True,
+                "agents": [
+                    {"name": one.name, "revision": one.revision, "accepts": one.accepts}
+                    for one in terms
+                ],
+                "concurrency": TASKS_MAX,
+                "ack_wait_s": self._ack_wait_s,
+                "draining": False,
+                "active": [
+                    {"run": task.run_id, "claim": task.journal.claim, "agent": task.terms.name}
+                    for task in tasks
+                ],
+            }
+        )
 
     # ---- polls ------------------------------------------------------------------------------
 

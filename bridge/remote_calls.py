@@ -70,7 +70,7 @@ async def _appended(
     match record:
         case Started():
             if repeated:
-                return said_before(fold, record_id, record)
+                return said_before(task, record_id, record)
             return await start(task, record_id, record)
         case Completed():
             return {"n": await _complete(task, record_id, record, repeated)}

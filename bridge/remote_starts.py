@@ -50,12 +50,16 @@ from .remote import AwaitingApproval, RemoteTask, StepOpen
 from .remote_shapes import Started
 
 
-def said_before(fold: Fold, record_id: str, record: Started) -> dict[str, Any]:
+def said_before(task: RemoteTask, record_id: str, record: Started) -> dict[str, Any]:
     """The first answer again: an id is repeated only by who did not get it. Not where a call that
     is made only now would outlast its recorded deadline, or the run is cancelled: then the worker
     says what became of it."""
-    step = fold.steps.get(step_at(fold.iteration, record.position))
+    fold = task.journal.fold
+    call, _, _ = _made(task, record)
+    step = fold.steps.get(call.step)
     if step is None or (step.completed is None and step.last.id != record_id):
+        raise used()
+    if step.starts and (step.last.kind, step.last.digest) != (call.kind, call.digest):
         raise used()
     if step.completed is not None:
         return recorded(step.completed)

@@ -28,7 +28,7 @@ class Stop(BaseException):
 
 
 class Refused(Exception):
-    """The request was wrong, or this token may not make it; nothing was done."""
+    """The request was wrong: nothing was done."""
 
 
 class Unanswered(Exception):
@@ -64,7 +64,8 @@ class Bridge:
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
 
     def once(self, path: str, body: Body, timeout_s: float) -> Body:
-        """One try. Raises Unanswered, Refused, Stop; UNRECORDABLE: nothing was sent."""
+        """One try. Raises Unanswered, Refused, Stop; PermissionError: this token may not do that;
+        UNRECORDABLE: nothing was sent."""
         data = json.dumps(body, allow_nan=False).encode()
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         connection = kind(self._url.netloc, timeout=timeout_s)
@@ -77,7 +78,7 @@ class Bridge:
             raise Unanswered(f"{type(error).__name__}: {error}") from error
         finally:
             connection.close()
-        if answer.status >= 500 or not isinstance(found, dict):
+        if answer.status >= 500 or answer.status in (408, 429) or not isinstance(found, dict):
             wait = answer.getheader("Retry-After", "")
             raise Unanswered(f"status {answer.status}", float(wait) if wait.isdecimal() else 1.0)
         told = cast(Body, found)
@@ -86,6 +87,8 @@ class Bridge:
         code, detail = told.get("code", ""), told.get("detail", "")
         if answer.status in (404, 409, 410):
             raise Stop(code, detail)
+        if answer.status in (401, 403):
+            raise PermissionError(f"{code}: {detail}")
         raise Refused(f"{answer.status} {code}: {detail}")
 
     def ask(self, path: str, body: Body, timeout_s: float = 0.0) -> Body:
@@ -132,7 +135,12 @@ class Task:
 
     def beat(self) -> None:
         """When it returns the lease holds, by the bridge's word. Raises Stop."""
-        self.cancelled |= self.ask("heartbeat", {})["cancelled"]
+        self.hear(self.ask("heartbeat", {}))
+
+    def hear(self, answer: Body) -> None:
+        """Once cancelled, cancelled: two threads say so."""
+        if answer.get("cancelled"):
+            self.cancelled = True
 
     def _beat_on(self) -> None:
         """In a thread of its own, as a tool may take long. It only tells: a write that runs has to
@@ -141,9 +149,10 @@ class Task:
         while not self.over.wait(third):
             try:
                 found = self._bridge.once(self._path + "heartbeat", self._claim, third)
-                self.cancelled |= found["cancelled"]
-            except (Unanswered, Refused) as error:
+                self.hear(found)
+            except (Unanswered, Refused, PermissionError) as error:
                 log.info("heartbeat: %s", error)  # the next one comes soon
             except Stop as stop:
+                log.info("heartbeat: %s", stop)
                 self.stop = stop
                 return

@@ -138,7 +138,7 @@ class Ctx:
         except Stop as stop:
             self._ended = stop
             raise
-        self._task.cancelled |= answer.get("cancelled", False)
+        self._task.hear(answer)
         return answer
 
     def _start(self, record: Body) -> Body:
@@ -263,8 +263,10 @@ def serve(
             continue
         task = Task(bridge, given)
         try:
-            while play(task, agents[given["agent"]]) and not stopping:
-                pass
+            while play(task, agents[given["agent"]]):
+                if stopping:  # another worker goes on at once
+                    task.ask("release", {})
+                    break
         except Stop as stop:
             log.info("task of %s: %s", given["run"], stop)
         finally:

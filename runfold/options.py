@@ -75,7 +75,9 @@ MonitorOption = Annotated[
         help="The server's monitoring URL (http://host:8222): shows whether it syncs every write.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="JSON on standard output, and nothing else.")
+]
 
 
 class Target(NamedTuple):

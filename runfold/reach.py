@@ -34,7 +34,6 @@ from journal.waits import instant_text
 
 from .frame import UsageProblem
 from .options import Target, bridge_token, opened, user
-from .terminal import note
 
 if TYPE_CHECKING:
     from .remote import BridgeRuns
@@ -195,5 +194,8 @@ def _bridge(target: Target, address: str) -> BridgeRuns:
     except ImportError as error:  # httpx, which not everybody needs
         raise UsageProblem(str(error)) from error
     if target.namespace != "runfold":
-        note("a bridge has a namespace of its own: --namespace says nothing to it")
+        raise UsageProblem(
+            f"the bridge at {address} has a namespace of its own: --namespace says nothing to it",
+            hint="leave --namespace (RUNFOLD_NAMESPACE) out, or name the bridge of that namespace",
+        )
     return BridgeRuns(address, bridge_token())

@@ -301,9 +301,10 @@ class JetStreamStore:
         return self._connection.serving(service, handle)
 
     def reporting(
-        self, report: Callable[[], bytes], topic: str = "workers"
+        self, report: Callable[[], bytes | None], topic: str = "workers"
     ) -> AbstractAsyncContextManager[None]:
-        """Answer `ask_workers` about the topic (`key.<digest>`: who holds it) while inside."""
+        """Answer `ask_workers` about the topic (`key.<digest>`: who holds it) while inside; None:
+        nothing to say."""
         return self._hints.reporting(report, topic)
 
     async def ask_workers(self, wait_s: float, topic: str = "workers") -> list[bytes]:

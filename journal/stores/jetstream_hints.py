@@ -59,9 +59,9 @@ class Hints:
 
     @asynccontextmanager
     async def reporting(
-        self, report: Callable[[], bytes], topic: str = "workers"
+        self, report: Callable[[], bytes | None], topic: str = "workers"
     ) -> AsyncGenerator[None, None]:
-        async def answer(_: Reply) -> bytes:
+        async def answer(_: Reply) -> bytes | None:
             try:
                 return report()
             except Exception as error:  # who asks sees that something is wrong with this worker

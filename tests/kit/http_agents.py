@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import logging
 import os
 import sys
@@ -116,11 +115,43 @@ def stumbler(ctx: Any) -> Any:
     """Hears, acts twice alike, and fails; the next attempt knows what it heard, and finds both."""
     http = example()
     heard = [one["content"] for one in ctx.place_inputs("steer")]
-    acted = [ctx.tool("act", {"n": 1}, act(ctx.run)).output for _ in range(2)]
+
+    def keyed(call: Any) -> str:
+        affect(ctx.run, "act", call.key)
+        return call.key
+
+    acted = [ctx.tool("act", {"n": 1}, keyed).output for _ in range(2)]
     said = ctx.model(lambda: f"attempt {ctx.attempt}")
     if ctx.attempt == 1:
         raise ValueError("no")
     return http.Complete([*heard, *acted, said])
+
+
+ODD: dict[str, Any] = {"nan": float("nan"), "surrogate": "\ud800", "huge": "x" * 2**21, "deep": []}
+for _ in range(500):
+    ODD["deep"] = [ODD["deep"]]
+
+
+def odd(ctx: Any) -> Any:
+    """Its write returns what is no result."""
+
+    def made(call: Any) -> Any:
+        affect(ctx.run, "act", call.key)
+        return ODD[ctx.input["value"]]
+
+    found = ctx.tool("act", {"n": 1}, made)
+    if found.error:
+        return sys.modules["http_task"].Fail("odd")
+    return example().Complete(found.output)
+
+
+def swallower(ctx: Any) -> Any:
+    """Has it that nothing can stop it."""
+    try:
+        ctx.tool("act", {"n": 1}, act(ctx.run), approval="May it?")
+    except Exception:
+        reach("swallowed")
+    return example().Complete("done all the same")
 
 
 def changed(ctx: Any) -> Any:
@@ -133,7 +164,9 @@ def shorter(ctx: Any) -> Any:
     return example().Complete(None)
 
 
-HANDLERS = {one.__name__: one for one in (clerk, talker, roller, stumbler, changed, shorter)}
+HANDLERS = {
+    one.__name__: one for one in (clerk, talker, roller, stumbler, odd, swallower, changed, shorter)
+}
 HANDLERS["send.email"] = HANDLERS["send-email"] = clerk
 
 
@@ -193,35 +226,3 @@ def native(agents: list[str], append_budget_s: float, **how: Any) -> str:
     for agent in agents:
         fleet_agents.AGENTS[agent] = turn(agent)(native_clerk)
     return fleet_agents.work(agents=agents, **how)
-
-
-async def bridge(
-    url: str,
-    namespace: str,
-    folder: str,
-    name: str,
-    ack_wait_s: float,
-    append_budget_s: float,
-    port: int = 0,
-) -> str:
-    """A bridge process, as `runfold bridge --no-auth`, with short times."""
-    from bridge.auth import NoAuth
-    from bridge.service import Bridge
-
-    journal.stepping.APPEND_BUDGET_S = append_budget_s  # type: ignore[misc]
-    path = Path(folder) / f"bridge@{name}"
-
-    def ready() -> None:
-        path.with_suffix(".new").write_text(json.dumps({"url": made.address, "pid": os.getpid()}))
-        path.with_suffix(".new").rename(path)
-
-    made = Bridge(
-        url,
-        auth=NoAuth(),
-        namespace=namespace,
-        port=port,
-        ack_wait_s=ack_wait_s,
-        on_ready=ready,
-    )
-    await made.serve()
-    return "stopped"

@@ -11,7 +11,15 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 What = Literal[
-    "pass", "lose request", "lose answer", "twice", "busy", "hold answer", "hold request", "stale"
+    "pass",
+    "lose request",
+    "lose answer",
+    "twice",
+    "busy",
+    "hold answer",
+    "hold request",
+    "stale",
+    "denied",
 ]
 Match = Callable[["Seen"], bool]
 
@@ -120,10 +128,9 @@ class HttpProxy:
             case "lose request":
                 return b""
             case "busy":
-                return (
-                    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nContent-Length: 2\r\n"
-                    b"Connection: close\r\n\r\n{}"
-                )
+                return b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}"
+            case "denied":
+                return b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
             case "stale":  # what was answered to the like of it before
                 return self._answers[seen.record]
             case "twice":

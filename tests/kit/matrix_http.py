@@ -19,6 +19,7 @@ import msgspec
 from cases.zygote import Child, Zygote
 from kit.ledger import Ledger
 from kit.matrix_http_cells import ANSWER, PERSON, Cell
+from kit.matrix_http_worker import TIMEOUT_S
 from kit.waiting import eventually
 
 from journal import doors
@@ -174,9 +175,11 @@ class Play:
             return "finished"
         if not self.thawed and self._lines("held"):
             return "held"
+        parked = self.cell.fault == "zombie-parked" and not self.thawed
+        if self.cell.lingers and fold.wait is not None and fold.wait.why == "retry":
+            return "parked" if parked else ""
         if fold.status() == "indeterminate" and not self.asked:
-            parked = self.cell.fault == "zombie-parked" and not self.thawed
-            return "parked" if parked else "reconcile"
+            return "parked" if parked and not self.cell.lingers else "reconcile"
         return ""
 
     async def _reconcile(self) -> None:
@@ -185,8 +188,10 @@ class Play:
         if not unknown:  # the zombie's word came first
             return
         self.asked = True
-        said = {"outcome": "done", "result": PERSON, "step": unknown[0].name}
-        said |= {"start": unknown[0].last.n}
+        said: dict[str, Any] = {"outcome": "done", "result": PERSON}
+        if self.cell.lingers:
+            said = {"outcome": "retry"}
+        said |= {"step": unknown[0].name, "start": unknown[0].last.n}
         try:
             await doors.signal(self.store, self.run, "reconcile", said, by="person")
         except (StaleSignal, RunFinished):
@@ -275,6 +280,10 @@ class Play:
         seen = (result.via, len(book), calls, effects)
         expected = self.cell.expected()
         assert seen == expected, f"(via, starts written, calls, effects) {seen}, not {expected}"
+        if self.cell.lingers:  # no retry beside it
+            lines = Ledger(self.folder / "ledger").lines()
+            kinds = [kind for _, kind, args in lines if args[0] == "book"]
+            assert kinds == ["start", "effect"] * calls, kinds
         if result.via == "reconcile":
             assert result.result == PERSON
         elif result.via != "interrupted":
@@ -294,7 +303,7 @@ class Play:
         await eventually(condition, WAIT_S, what=what)
 
     async def _fold(self) -> Fold:
-        await asyncio.sleep(0.02)  # many cells poll at once
+        await asyncio.sleep(0.1)  # many cells poll at once
         return (await Log.read(self.store, self.run)).fold
 
     async def _stands(self, sequence: int) -> bool:
@@ -317,6 +326,7 @@ class Play:
             policy=cell.policy,
             commits=cell.commits,
             stays=stays,
+            timeout_s=3.0 if cell.lingers else TIMEOUT_S,
         )
 
     async def _story(self, error: BaseException) -> str:

@@ -71,6 +71,8 @@ class Cell(NamedTuple):
         match self.who, self.seam:
             case "none", _:
                 return "nowhere"
+            case "worker", "lingers" | "lingers-commit":
+                return "in book before"
             case "worker", "committed":
                 return f"after continue {at + 1}"
             case "bridge", "commit-before" | "commit-after":
@@ -97,8 +99,14 @@ class Cell(NamedTuple):
         if self.at != "unsafe":
             return False
         if self.who == "worker":
-            return self.seam in ("sent", "intent", "in-before", "in-after", "unrecorded")
+            known = ("sent-result", "recorded", "committed")
+            return self.seam not in known
         return self.zombie and self.seam in ("start-after", "result-before")
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the zombie is let go on when all but its call's deadline says that it is over."""
+        return self.seam.startswith("lingers")
 
     @property
     def called(self) -> bool:
@@ -123,7 +131,7 @@ class Cell(NamedTuple):
         if self.zombie:
             effects = called  # it goes on to its end
         if called and self.fault in ("zombie-beside", "zombie-parked"):
-            return "late", 1, 1, 1  # and tells, before anything else is said of it
+            return "late", 1, 1, 1  # and tells, before it is settled or a permitted retry began
         if self.policy == "reconcile":
             return "reconcile", 1, called, effects
         if self.policy == "interrupt":
@@ -135,11 +143,18 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-    """All that mean something."""
+    """All that mean something. The unsafe tool's policy matters at its own places; of zombies and
+    bridges elsewhere one policy stands for all."""
     found = [Cell("none", "", "", "none", policy) for policy in POLICIES]
     for policy in POLICIES:
-        found += [cell for cell in _worker(policy) if policy == "reconcile" or cell.at == "unsafe"]
-        found += [cell for cell in _bridge(policy) if policy == "reconcile" or cell.unknown]
+        whole = policy == "reconcile"
+        found += [c for c in _worker(policy) if whole or c.at == "unsafe" or c.fault == "kill"]
+        found += [c for c in _bridge(policy) if whole or c.unknown]
+    for seam in ("lingers", "lingers-commit"):
+        found += [
+            Cell("worker", seam, "unsafe", "zombie-parked", policy)
+            for policy in ("reconcile", "probe")
+        ]
     return found
 
 

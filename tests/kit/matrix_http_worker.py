@@ -86,7 +86,7 @@ class HttpSeam(Seam):
 # ---- the worker -------------------------------------------------------------------------------
 
 
-def build(seam: HttpSeam, policy: str, commits: bool) -> Any:
+def build(seam: HttpSeam, policy: str, commits: bool, timeout_s: float) -> Any:
     """Safe tool, unsafe tool, safe tool, answer; in one turn, or each in a turn of its own."""
     http = example()
     ledger = Ledger(seam.folder / "ledger")
@@ -111,7 +111,7 @@ def build(seam: HttpSeam, policy: str, commits: bool) -> Any:
             return ctx.tool(name, {}, body(name, ("one", "", "three")[number]), safe=True).output
         how = {"probe": probe} if policy == "probe" else {}
         book = body(name, "booked")
-        ctx.tool(name, "seat", book, on_unknown=policy, timeout_s=TIMEOUT_S, **how)
+        ctx.tool(name, "seat", book, on_unknown=policy, timeout_s=timeout_s, **how)
         return None
 
     def handler(ctx: Any) -> Any:
@@ -144,6 +144,7 @@ def work(
     policy: str,
     commits: bool,
     stays: bool,
+    timeout_s: float,
 ) -> None:
     """A worker of the cell, until it is killed."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
@@ -180,7 +181,7 @@ def work(
 
     lower.HTTPConnection, lower.Bridge.once, http.play = Connection, once, play
     seam.note("ready", str(os.getpid()))
-    http.serve(url, "", {agent: build(seam, policy, commits)})
+    http.serve(url, "", {agent: build(seam, policy, commits, timeout_s)})
 
 
 # ---- the bridge -------------------------------------------------------------------------------

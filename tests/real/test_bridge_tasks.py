@@ -418,3 +418,26 @@ async def test_a_safe_call_is_none_of_the_unsafe_ones_that_the_turn_asked_for(si
     assert (await second.read())["attempt"] == 2
     assert (await second.start(0, "act", 1))["result"] == "made once"
     assert (await second.start(1, "act", 1, replay="safe"))["decision"] == "call"
+
+
+async def test_an_id_that_was_used_for_another_call_lets_nothing_be_called(site: HttpSite):
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    await task.start(0, "pay", {"eur": 1})
+    with pytest.raises(Refused) as refused:
+        await task.start(0, "pay", {"eur": 2}, id=1)
+    assert (refused.value.status, refused.value.code) == (400, "bad_payload")
+    assert (await task.start(0, "pay", {"eur": 1}, id=1))["decision"] == "call"
+
+
+async def test_workers_over_http_are_among_the_workers(site: HttpSite):
+    assert await site.fleet.workers(wait_s=0.2) == []
+    await site.start("a1")
+    task = await site.poll()
+    await task.read()
+    (report,) = await site.fleet.workers(wait_s=0.2)
+    assert report["over_http"] is True
+    assert [one["name"] for one in report["agents"]] == [AGENT]
+    assert report["active"] == [{"run": "a1", "claim": task.claim, "agent": AGENT}]
+    await task.end("complete", message="x")

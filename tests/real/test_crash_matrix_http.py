@@ -26,7 +26,7 @@ from journal.stores.provision import provision
 pytestmark = pytest.mark.real
 
 CELLS = cells()
-AT_ONCE = int(os.environ.get("RUNFOLD_MATRIX_AT_ONCE", "12"))
+AT_ONCE = int(os.environ.get("RUNFOLD_MATRIX_AT_ONCE", "16"))
 FAILED_MAX = 30
 """Something is wrong with everything: no need to wait for each."""
 
