@@ -18,7 +18,7 @@ CASES = [
 def test_every_case_has_one_row_and_a_status() -> None:
     rows = re.findall(r"^\| UR-(\d\d) \| [^|]+ \| (\w+) \| [^|]+ \|$", DOC, re.MULTILINE)
     assert [int(number) for number, _ in rows] == CASES
-    assert {status for _, status in rows} == {"met", "partly", "waits"}
+    assert {status for _, status in rows} <= {"met", "partly", "waits"}
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/\w+/test_[^`]+)`", DOC))))

@@ -41,7 +41,6 @@ EXAMPLES = 8
 WAIT_S = 30.0
 
 
-
 class Place:
     """A namespace with a bridge: `ask` waits for a person, `idle` for a worker that never comes,
     `over` is completed."""
@@ -66,9 +65,7 @@ class Place:
 
 
 @pytest.fixture
-async def place(
-    nats_server: NatsServer, namespace: str, tmp_path: Path
-) -> AsyncIterator[Place]:
+async def place(nats_server: NatsServer, namespace: str, tmp_path: Path) -> AsyncIterator[Place]:
     async with (
         crew_on(nats_server.url, namespace, tmp_path / "crew") as crew,
         bridge_process(zygote(), nats_server.url, namespace, tmp_path / "bridge") as bridge,
@@ -306,10 +303,10 @@ WRONG: dict[str, list[str]] = {
         '{"id":1,"record":{"type":"step.started","position":0,"kind":"model","n":4}}',
         '{"id":"1","record":{"type":"step.started","position":0,"kind":"model"}}',
     ],
-    "/tasks/TASK/load_checkpoint": ['{"claim":1}'],
+    "/tasks/TASK/load_checkpoint": ['{"x":1}'],
     "/tasks/TASK/heartbeat": ['{"preview":1}', '{"preview":"%s"}' % ("x" * 70_000)],
     "/tasks/TASK/complete": ['{"id":1}', '{"message":1}', '{"id":1,"message":1,"calls":-1}'],
-    "/tasks/TASK/continue": ['{}', '{"id":1,"delay_s":"soon"}', '{"id":1,"until":"tomorrow"}'],
+    "/tasks/TASK/continue": ["{}", '{"id":1,"delay_s":"soon"}', '{"id":1,"until":"tomorrow"}'],
     "/tasks/TASK/pause": ['{"id":1}', '{"id":1,"reason":7}'],
     "/tasks/TASK/fail": ['{"id":1}', '{"id":1,"reason":"x","retriable":1}'],
 }
@@ -358,7 +355,10 @@ def with_bad_ids(marker: str) -> Iterator[Sent]:
 
 
 QUERIES = [
-    *(f"/runs?limit={text}" for text in ("0", "501", "-1", "1.0", "1e2", "", "x", "9" * 30, "%d9%a1")),
+    *(
+        f"/runs?limit={text}"
+        for text in ("0", "501", "-1", "1.0", "1e2", "", "x", "9" * 30, "%d9%a1")
+    ),
     *(f"/runs?status={text}" for text in ("", "done", "RUNNING", "running%00", "a" * 5000)),
     *(f"/runs?agent={text}" for text in ("", "a*", "%3E", "a%20b", "x" * 300)),
     *(f"/runs?older_than={text}" for text in ("-1", "soon", "9" * 30, "1.5", "NaN")),
@@ -388,7 +388,9 @@ def with_bad_queries_and_headers() -> Iterator[Sent]:
     yield request("POST", "/runs", headers=b"Content-Length: 99999999999\r\n", statuses=(413,))
     yield request("POST", "/runs", headers=b"Content-Length: 1048577\r\n", statuses=(413,))
     run = b'{"agent":"nobody","input":1}'
-    nobody = b"POST /runs HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(run)
+    nobody = b"POST /runs HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(
+        run
+    )
     for header in (
         b"",
         b"Authorization:\r\n",
@@ -404,7 +406,11 @@ def with_bad_queries_and_headers() -> Iterator[Sent]:
         b"X-Forwarded-User: root\r\n",
     ):
         yield Sent(f"POST /runs {header[:60]!r}", nobody + header + b"\r\n" + run, (401,))
-    yield Sent("POST /runs?token=rf_root", nobody.replace(b"/runs", b"/runs?token=rf_root") + b"\r\n" + run, (401,))
+    yield Sent(
+        "POST /runs?token=rf_root",
+        nobody.replace(b"/runs", b"/runs?token=rf_root") + b"\r\n" + run,
+        (401,),
+    )
 
 
 def below_http(marker: str) -> Iterator[Sent]:

@@ -69,9 +69,7 @@ class Desk:
         out = await self.plainly(line.replace("curl ", "curl --include ", 1))
         head, _, body = out.partition(b"\r\n\r\n")
         first, *rest = head.decode().split("\r\n")
-        headers = {
-            name.lower(): value for name, _, value in (one.partition(": ") for one in rest)
-        }
+        headers = {name.lower(): value for name, _, value in (one.partition(": ") for one in rest)}
         status = int(first.split()[1])
         if status >= 400:
             problem = json.loads(body)
@@ -122,9 +120,7 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(
-    tmp_path: Path, nats_server: NatsServer, namespace: str
-) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path, nats_server: NatsServer, namespace: str) -> AsyncIterator[Desk]:
     await provision(nats_server.url, namespace=namespace)
     cli = Cli(tmp_path / "work", nats_server.url, namespace)
     agents = [f"{EXAMPLES / 'helpdesk.py'}:agent", f"{EXAMPLES / 'turn_agent.py'}:agent"]
@@ -216,7 +212,9 @@ async def test_a_follower_misses_and_doubles_nothing_when_the_bridge_is_killed(d
         following = asyncio.create_task(follow())
         await say(text)
         await eventually(
-            lambda text=text: any(b"input.placed" in e.data and text.encode() in e.data for e in seen)
+            lambda text=text: any(
+                b"input.placed" in e.data and text.encode() in e.data for e in seen
+            )
         )
         await desk.bridge.kill()
         await asyncio.wait_for(following, WAIT_S)

@@ -69,7 +69,7 @@ class Site:
         )
 
     async def held(self) -> dict[str, int]:
-        """Descriptors of the bridge; subscriptions on the server, all clients together; consumers."""
+        """Descriptors of the bridge; on the server: subscriptions of all clients, consumers."""
         subscriptions = (await monitor(self.server.monitor_url, "subsz"))["num_subscriptions"]
         streams = await monitor(self.server.monitor_url, "jsz?streams=1")
         return {
@@ -134,9 +134,9 @@ class Reader:
         self.records: list[tuple[str, bytes]] = []
         self.ended = False
 
-    async def read(self, port: int, run: str) -> None:
+    async def read(self, port: int, run: str, after: int = 0) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(follow_request(run))
+        writer.write(follow_request(run, after))
         events = Events()
         await reader.readuntil(b"\r\n\r\n")
         while not self.ended:
@@ -150,25 +150,21 @@ class Reader:
         writer.close()
 
 
-def follow_request(run: str) -> bytes:
-    return b"GET /runs/%s/journal?follow=1 HTTP/1.1\r\nHost: x\r\n%s\r\n" % (run.encode(), ROOT)
+def follow_request(run: str, after: int = 0) -> bytes:
+    path = f"/runs/{run}/journal?follow=1&from={after + 1}"
+    return b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n" % (path.encode(), ROOT)
 
 
 async def stalled(port: int, run: str) -> socket.socket:
     """It asks, and reads nothing, ever."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
-    await asyncio.get_running_loop().sock_sendall(made, follow_request(run))
-    return made
+    return await _opened(port, follow_request(run), SO_RCVBUF=4096)
 
 
 async def test_stalled_followers_are_cut_off_and_the_others_miss_nothing(
     nats_server: NatsServer, namespace: str, tmp_path: Path
 ) -> None:
-    """200 followers, half of which never read, of runs that produce 1 MB each: the readers get every
-    record once; the stalled ones are cut off; meanwhile other requests are answered and the
+    """200 followers, half of which never read, of runs of 1 MB each: the readers get each record
+    once; the stalled ones are cut off; meanwhile other requests are answered and the
     memory stays bounded; afterwards nothing is left."""
     options = {"knobs": {"bridge.sse:SEND_S": SEND_S}, "send_buffer": SEND_BUFFER}
     async with site_on(nats_server, namespace, tmp_path / "bridge", **options) as site:
@@ -188,8 +184,7 @@ async def test_stalled_followers_are_cut_off_and_the_others_miss_nothing(
             for number, one in enumerate(readers)
         ]
         deaf = [
-            await stalled(site.bridge.port, runs[number % RUNS])
-            for number in range(FOLLOWERS // 2)
+            await stalled(site.bridge.port, runs[number % RUNS]) for number in range(FOLLOWERS // 2)
         ]
         await site.reaches(FOLLOWERS)
 
@@ -209,9 +204,7 @@ async def test_stalled_followers_are_cut_off_and_the_others_miss_nothing(
         asking = asyncio.create_task(ask_others())
         began = time.monotonic()
         go_on = asyncio.Event()
-        writing = [
-            asyncio.create_task(_write(site.store, run, RECORDS, go_on)) for run in runs
-        ]
+        writing = [asyncio.create_task(_write(site.store, run, RECORDS, go_on)) for run in runs]
         await site.reaches(FOLLOWERS // 2)  # all that read nothing are gone; who reads is not
         took = time.monotonic() - began
         asking.cancel()
@@ -230,9 +223,7 @@ async def test_stalled_followers_are_cut_off_and_the_others_miss_nothing(
             ]
             for run in runs
         }
-        size = sum(
-            len(entry.raw) for entry in (await site.store.load(RunId(runs[0]))).entries
-        )
+        size = sum(len(entry.raw) for entry in (await site.store.load(RunId(runs[0]))).entries)
         for number, one in enumerate(readers):
             assert one.records == stored[runs[number % RUNS]]
         await site.reaches(0)
@@ -250,15 +241,50 @@ async def test_stalled_followers_are_cut_off_and_the_others_miss_nothing(
         assert "Traceback" not in site.bridge.log
 
 
+async def test_a_journal_of_thousands_of_records_is_streamed_and_paged(site: Site) -> None:
+    """UR-31: 5 000 records: each once from the beginning, from the middle, and by pages of 500, the
+    same bytes; the bridge keeps little of it."""
+    await site.fleet.start("writer", None, run_id="long")
+    began = time.monotonic()
+    await _write(site.store, "long", 2_500, size=200)
+    wrote = time.monotonic() - began
+    entries = (await site.store.load(RunId("long"))).entries
+    stored = [(str(n), hashlib.sha256(entry.raw).digest()) for n, entry in enumerate(entries, 1)]
+    assert len(stored) > 5_000
+    mb, began = site.bridge.rss_mb, time.monotonic()
+    for after in (0, 2_500, len(stored) - 1):
+        reader = Reader()
+        await reader.read(site.bridge.port, "long", after)
+        assert reader.records == stored[after:]
+    streamed = time.monotonic() - began
+    paged: list[Any] = []
+    following: int | None = 1
+    while following is not None:
+        query = {"from": str(following), "limit": "500"}
+        page = (await site.http.get("/runs/long/journal", params=query)).json()
+        paged += page["records"]
+        following = page["next"]
+    assert paged == [json.loads(entry.raw) for entry in entries]
+    print(
+        f"{len(stored)} records written in {wrote:.1f} s, streamed one and a half times in"
+        f" {streamed:.1f} s; rss {mb:.0f} MB before, {site.bridge.rss_mb:.0f} after"
+    )
+    assert site.bridge.rss_mb - mb < LEFT_MB_MAX
+
+
 async def _write(
-    store: JetStreamStore, run: str, count: int, go_on: asyncio.Event | None = None
+    store: JetStreamStore,
+    run: str,
+    count: int,
+    go_on: asyncio.Event | None = None,
+    size: int = RECORD_BYTES,
 ) -> None:
-    """Work the run here: `count` calls with results of RECORD_BYTES; its end after `go_on`."""
+    """Work the run here: `count` calls with results of that size; its end after `go_on`."""
     async with await Journal.open(store, run, is_write=lambda tool: False) as journal:
         for number in range(count):
 
             async def fetch(number: int = number) -> str:
-                return str(number % 10) * RECORD_BYTES
+                return str(number % 10) * size
 
             await journal.run_step(f"step-{number}", "tool", fetch, tool="fetch")
         if go_on is not None:
@@ -271,21 +297,15 @@ async def _write(
 
 
 async def _poll(port: int, wait_s: float) -> socket.socket:
-    made = socket.socket()
-    made.setblocking(False)
     body = json.dumps({"agents": [{"name": "clerk"}], "wait_s": wait_s}).encode()
     head = b"POST /tasks/poll HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
-    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
-    await asyncio.get_running_loop().sock_sendall(made, head % (ROOT, len(body)) + body)
-    return made
+    return await _opened(port, head % (ROOT, len(body)) + body)
 
 
 async def test_polls_that_vanish_leave_nothing_and_hide_no_task(site: Site) -> None:
     """UR-33: 500 polls, all of whose clients vanish: no subscription, descriptor, or consumer of
     theirs is left; the next run's task goes to the next poll at once."""
-    first = await site.http.post(
-        "/tasks/poll", json={"agents": [{"name": "clerk"}], "wait_s": 0.1}
-    )
+    first = await site.http.post("/tasks/poll", json={"agents": [{"name": "clerk"}], "wait_s": 0.1})
     assert first.status_code == 204  # the agent has its consumers now
     before, mb = await site.held(), site.bridge.rss_mb
     polls = [await _poll(site.bridge.port, 60) for _ in range(POLLS)]
@@ -300,6 +320,41 @@ async def test_polls_that_vanish_leave_nothing_and_hide_no_task(site: Site) -> N
     await site.fleet.start("clerk", 1, run_id="next")
     found = await site.http.post("/tasks/poll", json={"agents": [{"name": "clerk"}], "wait_s": 10})
     assert (found.status_code, found.json()["run"], found.json()["delivery"]) == (200, "next", 1)
+
+
+# ---- silence ------------------------------------------------------------------------------------
+
+
+async def test_who_connects_and_asks_nothing_is_cut_off(
+    nats_server: NatsServer, namespace: str, tmp_path: Path
+) -> None:
+    """300 connections that bring nothing, half a head, or a head whose body never comes: cut off,
+    their descriptors given back; others are answered meanwhile. (30 s; here 0.5 s.)"""
+    knobs = {"bridge.http_server:REQUEST_S": 0.5, "bridge.bodies:BODY_WAIT_S": 0.5}
+    async with site_on(nats_server, namespace, tmp_path / "bridge", knobs=knobs) as site:
+        assert (await site.http.get("/healthz")).is_success
+        before = await site.held()
+        head = (
+            b"POST /runs HTTP/1.1\r\nConnection: close\r\n%sHost: x\r\nContent-Length: 20\r\n\r\n{"
+            % ROOT
+        )
+        silent = [await _opened(site.bridge.port, b"") for _ in range(100)]
+        silent += [await _opened(site.bridge.port, head[:30]) for _ in range(100)]
+        silent += [await _opened(site.bridge.port, head) for _ in range(100)]
+        assert (await site.http.get("/healthz")).json()["ok"]
+        await site.gives_back(before)
+        for one in silent:
+            one.close()
+
+
+async def _opened(port: int, data: bytes, **options: int) -> socket.socket:
+    made = socket.socket()
+    for name, value in options.items():
+        made.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sock_sendall(made, data)
+    return made
 
 
 # ---- a long list --------------------------------------------------------------------------------
