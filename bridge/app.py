@@ -23,7 +23,7 @@ from journal.escape import visible
 
 from .auth import Identity
 from .call import Call
-from .desk import Desk
+from .desk import Desk, Place
 from .operation import Operation, Table
 from .problems import (
     PROBLEM_TYPE,
@@ -105,12 +105,20 @@ class App:
         identity = self._admitted(request, operation)
         if operation.scope is None:  # a busy bridge still says that it is well
             return await operation.handle(Call(self._desk, operation, request, path))
-        place = await self._desk.take_request()
+        body, place = await self._begun(request, operation)
         try:
-            call = Call(self._desk, operation, request, path, identity, place)
+            call = Call(self._desk, operation, request, path, identity, place, body)
             return await operation.handle(call)
         finally:
             place.leave()
+
+    async def _begun(self, request: Request, operation: Operation) -> tuple[bytes, Place]:
+        """The body, and then a place: who sends slowly holds none."""
+        if operation.body is None:
+            return b"", await self._desk.take_request()
+        async with self._desk.bodies.coming() as body:
+            found = await body.read(request)
+            return found, await self._desk.take_request()
 
     def _admitted(self, request: Request, operation: Operation) -> Identity | None:
         auth = self._desk.auth

@@ -11,8 +11,11 @@ import logging
 import os
 import re
 import secrets
+import stat
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -41,6 +44,9 @@ GRANTED_BY: Final[dict[Scope, frozenset[Scope]]] = {
 SCOPES: Final = tuple(GRANTED_BY)
 TOKENS_MAX: Final = 10_000
 """All are compared at each request."""
+
+LOCK_S: Final = 10.0
+"""Whoever adds a token has the file for some milliseconds."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -192,6 +198,8 @@ class TokenFile:
         self._stamp = stamp
         try:
             self._tokens = Tokens(_read(self._path))
+            if self._problem is not None:  # as loud as what it ends
+                log.warning("tokens: %s can be read again", visible(str(self._path)))
             self._problem = None
             log.info("tokens: read %s again", self._path)
         except BadTokens as error:
@@ -219,23 +227,73 @@ def _read(path: Path) -> TokenList:
 
 def add_token(path: Path, entry: Mapping[str, Any]) -> None:
     """Add the entry to the file, or make it, readable for its owner alone. The file is always one
-    of the two, never half of one. Raises BadTokens."""
-    listed = _read(path).tokens if path.exists() else ()
-    added = TokenList(tokens=(*listed, msgspec.convert(entry, Token)))
-    text = msgspec.json.format(msgspec.json.encode(added)) + b"\n"
-    parse_tokens(text)
+    of the two, never half of one; its owner and mode stay. Raises BadTokens."""
+    path = Path(os.path.realpath(path))  # a link stays one
     try:
-        # In its directory, so that it can take the old one's place in one move.
-        new, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
-        try:
-            with open(new, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with _locked(path.parent):
+            there = path.stat() if path.exists() else None
+            listed = _read(path).tokens if there is not None else ()
+            added = TokenList(tokens=(*listed, msgspec.convert(entry, Token)))
+            text = msgspec.json.format(msgspec.json.encode(added)) + b"\n"
+            parse_tokens(text)
+            _replace(path, text, there)
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise BadTokens(f"{visible(str(path))} can't be written: {why}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Nobody else adds a token in this directory. Itself, since the file is replaced each time, and
+    a lock file of one user may keep another out."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise BadTokens(
+                        f"{visible(str(folder))} stays locked, as by another `runfold token`"
+                    ) from error
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _replace(path: Path, text: bytes, there: os.stat_result | None) -> None:
+    # In its directory, so that it can take the old one's place in one move.
+    new, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
+    try:
+        with open(new, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if there is not None:
+            _keep_owner(path, name, there)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _keep_owner(path: Path, name: str, there: os.stat_result) -> None:
+    """A bridge of another user or group than the caller's could read its tokens no more."""
+    made = os.stat(name)
+    if (made.st_uid, made.st_gid) != (there.st_uid, there.st_gid):
+        try:
+            os.chown(name, there.st_uid, there.st_gid)
+        except PermissionError as error:
+            raise BadTokens(
+                f"{visible(str(path))} would change its owner",
+                hint="add the token as the user whom the file belongs to",
+            ) from error
+    os.chmod(name, stat.S_IMODE(there.st_mode))

@@ -13,6 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from journal.allowed import allowed_values
 from journal.errors import BadPayload, RunfoldError
 from journal.escape import visible
 from journal.fleet import Fleet
@@ -23,13 +24,7 @@ from journal.values import BadJSON, parse_strict
 from .auth import Identity
 from .desk import Desk, Place
 from .operation import JSON_TYPE, Operation
-from .problems import BadRequest, Busy, PayloadTooLarge
-
-BODY_BYTES_MAX: Final = 1024 * 1024
-"""Far above a run's honest input; several at once must fit the memory."""
-
-BODY_WAIT_S: Final = 30.0
-"""Who sends slower than that holds a request's place for nothing."""
+from .problems import BadRequest, Busy
 
 WAIT_PATTERN: Final = r"^((([0-5]?[0-9](\.[0-9]{1,3})?|60)s?)|(([0-5]?[0-9]{1,4}|60000)ms))$"
 _WAIT: Final = re.compile(r"(?P<s>[0-9]{1,2}(\.[0-9]{1,3})?)s?|(?P<ms>[0-9]{1,5})ms", re.ASCII)
@@ -50,12 +45,15 @@ class Call:
         path: Mapping[str, str],
         identity: Identity | None = None,
         place: Place | None = None,
+        body: bytes = b"",
     ) -> None:
         self.desk = desk
+        self._operation = operation
         self.request = request
         self.path = path
         self.by = identity.name if identity is not None else ""
         self._place = place
+        self._body = body
         self.query = _query(request, operation)
 
     @property
@@ -93,10 +91,11 @@ class Call:
     # ---- body ---------------------------------------------------------------------------------
 
     async def json(self) -> Any:
-        """The body as strict JSON; raises BadRequest, PayloadTooLarge."""
-        raw = await self._read()
+        """The body as strict JSON; raises BadRequest."""
+        if not self._body:
+            raise BadRequest("the body is empty, not JSON", hint=_wanted(self._operation.body))
         try:
-            return parse_strict(raw)
+            return parse_strict(self._body)
         except BadJSON as error:
             text = visible(str(error)[:300])
             raise BadRequest(f"the body is not JSON: {text}") from error
@@ -104,24 +103,6 @@ class Call:
     async def body(self, shape: type[S]) -> S:
         """The body in this shape; raises BadPayload besides."""
         return converted(await self.json(), shape)
-
-    async def _read(self) -> bytes:
-        declared = self.request.headers.get("content-length")
-        if declared is not None and (len(declared) > 9 or int(declared) > BODY_BYTES_MAX):
-            raise self._too_large()
-        found = bytearray()
-        try:
-            async with asyncio.timeout(BODY_WAIT_S):
-                async for chunk in self.request.stream():
-                    found += chunk
-                    if len(found) > BODY_BYTES_MAX:
-                        raise self._too_large()
-        except TimeoutError as error:
-            raise BadRequest(f"the body did not come within {BODY_WAIT_S:g} s") from error
-        return bytes(found)
-
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"a request's body is at most {BODY_BYTES_MAX} bytes")
 
     # ---- waiting ------------------------------------------------------------------------------
 
@@ -167,7 +148,17 @@ def converted(value: Any, shape: Any) -> Any:
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        raise BadPayload(f"the body is wrong: {visible(str(error)[:300])}") from error
+        what = f"the body is wrong: {visible(str(error)[:300])}"
+        raise BadPayload(what, hint=allowed_values(shape, error)) from error
+
+
+def _wanted(shape: Any) -> str:
+    """What to send where nothing was sent."""
+    try:
+        msgspec.convert({}, shape)
+    except msgspec.ValidationError:
+        return "send a JSON object; GET /openapi.json says what is in it"
+    return "send {}"
 
 
 def whole(text: str, name: str, low: int, high: int) -> int:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from journal.stores.jetstream import JetStreamStore
 
 from .auth import Auth
+from .bodies import Bodies
 from .feed import Feeds
 from .metrics import Metrics
 from .problems import Busy
@@ -19,7 +20,7 @@ FOLLOWERS_MAX: Final = 1000
 """Streams and waiting requests: each has a subscription and a connection of its own."""
 
 REQUESTS_MAX: Final = 64
-"""Others at once: each may hold a request body and a folded journal."""
+"""Others at once: each may hold a request body and a folded journal. A body is read before."""
 
 REQUEST_WAIT_S: Final = 10.0
 """After a restart all followers ask at once: a request waits so long for its place."""
@@ -43,6 +44,7 @@ class Desk:
         self.metrics = metrics
         self.health = health
         self.feeds = Feeds(store)
+        self.bodies = Bodies()
         self.stopping = asyncio.Event()
         self._followers = 0
         self._requests = asyncio.Semaphore(REQUESTS_MAX)

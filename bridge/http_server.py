@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator
-from typing import Final
+from collections.abc import Callable, Generator
+from typing import Any, Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -22,6 +23,11 @@ REQUEST_S: Final = 30.0
 
 UNREAD_MS: Final = 60_000
 """An answer of which the client takes nothing for so long is given up, and its memory with it."""
+
+REST_S: Final = 2.0
+REST_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a request whose answer closes the connection so much is still read and dropped. What comes to
+a closed socket is answered with a reset, over which the client's system forgets the answer, too."""
 
 BACKLOG: Final = 1024
 
@@ -84,19 +90,29 @@ class _Connection(H11Protocol):
     connects and asks nothing, or asks byte by byte."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _parting: _Parting
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
+        self._parting = _Parting(transport, self._unread)
+        super().connection_made(self._parting)
         self.app_state = {**self.app_state, "transport": transport}
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._parting.is_closing():
+            self._parting.drop(len(data))
+            return
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        self._parting.over()
         super().connection_lost(exc)
+
+    def _unread(self) -> bool:
+        """Whether more may come of the request; also of what is none."""
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
 
     def _watch(self) -> None:
         """One deadline for each request head, from the byte that was the first to be waited for."""
@@ -109,3 +125,51 @@ class _Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _Parting(asyncio.Transport):
+    """A transport that closes in two steps while a request is still being sent: it ends what we
+    say, and reads on for a while."""
+
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
+        super().__init__()
+        self._transport = transport
+        self._unread = unread
+        self._last: asyncio.TimerHandle | None = None
+        self._dropped = 0
+
+    def close(self) -> None:
+        if self._last is not None or self._transport.is_closing() or not self._unread():
+            self._transport.close()
+            return
+        self._last = asyncio.get_running_loop().call_later(REST_S, self._transport.close)
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def drop(self, size: int) -> None:
+        self._dropped += size
+        if self._dropped > REST_BYTES_MAX:
+            self._transport.close()
+
+    def over(self) -> None:
+        """The connection is lost."""
+        if self._last is not None:
+            self._last.cancel()
+
+    def is_closing(self) -> bool:
+        return self._last is not None or self._transport.is_closing()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)

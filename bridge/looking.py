@@ -6,13 +6,15 @@ from typing import Final
 
 from starlette.responses import Response
 
+from journal import ids
+from journal.limits import LIST_PAGE
 from journal.stores.rejected import REJECTED_PAGE
 
 from .call import Call, answer
 from .desk import Desk, Health
 from .metrics import METRICS_TYPE
 from .operation import TEXT, Answer, Operation, Parameter, json_answer
-from .shapes import Inbox, Refusals, Workers
+from .shapes import RUN_ID, Inbox, Refusals, Workers
 
 PAGE: Final = 100
 
@@ -24,8 +26,25 @@ def operations(desk: Desk) -> list[Operation]:
 
 def _inbox() -> Operation:
     async def handle(call: Call) -> Response:
-        return answer(Inbox(items=await call.fleet.inbox()))
+        after = call.query.get("after")
+        found = await call.fleet.inbox_page(
+            after=None if after is None else ids.run_id(after),
+            limit=call.whole("limit", 1, LIST_PAGE, PAGE),
+        )
+        return answer(Inbox(items=found.items, next=found.next))
 
+    after = Parameter(
+        name="after",
+        place="query",
+        schema=RUN_ID,
+        about="Go on after this run: `next` of the page before.",
+    )
+    limit = Parameter(
+        name="limit",
+        place="query",
+        schema={"type": "integer", "minimum": 1, "maximum": LIST_PAGE},
+        about=f"Items; a run's stand on one page. Default {PAGE}.",
+    )
     return Operation(
         name="inbox",
         method="GET",
@@ -33,7 +52,8 @@ def _inbox() -> Operation:
         scope="read",
         summary="What waits for a person, over all runs",
         handle=handle,
-        answers={200: json_answer("By run id.", Inbox)},
+        parameters=(after, limit),
+        answers={200: json_answer("A page, by run id.", Inbox)},
         problems=(400,),
     )
 

@@ -36,7 +36,7 @@ VERSION: Final = "1.0.0"
 """Of what is asked and answered here, not of Runfold."""
 
 AT_ONCE: Final = 256
-"""Who waits for an input has a place, too; one more is told to come again."""
+"""One more is told to come again. Who waits for an input counts apart: no decision is kept out."""
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
 """An input's 64 KiB, however its JSON is written."""
@@ -48,6 +48,12 @@ PAUSE_MAX_S: Final = 10.0
 HEADER_CHARS_MAX: Final = 200
 AGAIN: Final = "ask again, with the same request id"
 INPUTS: Final = ("submit", "get", "withdraw")
+INBOXES: Final = ("_INBOX.", "_R_.")
+"""Where answers are waited for: a client's inbox, or what the server puts in place of one between
+accounts. nats-server 2.15.1 checks no permission on the subject that a request wants its answer on:
+anywhere else the bridge would publish with its own."""
+
+NO_INBOX: Final = "no_inbox"
 
 
 class SubmitRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +96,7 @@ class NatsApi:
         )
         self._group: asyncio.TaskGroup | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._looking: set[asyncio.Task[None]] = set()
         self._problem = "requests by NATS: not listening"
 
     async def run(self) -> None:
@@ -115,8 +122,8 @@ class NatsApi:
                 raise await self._store.closed()
             finally:
                 self._group, self._problem = None, "requests by NATS: not listening"
-                if self._answering:  # who is not answered would have to ask again
-                    await asyncio.wait(self._answering, timeout=STOP_S)
+                if left := self._answering | self._looking:  # they would have to ask again
+                    await asyncio.wait(left, timeout=STOP_S)
 
     def problem(self) -> str:
         """Why requests are not answered now; "" where they are. For health."""
@@ -125,16 +132,22 @@ class NatsApi:
     # ---- answering --------------------------------------------------------------------------
 
     async def _take(self, asked: Asked) -> None:
-        """One request after another comes here: handed on at once."""
+        """One request after another comes here: handed on at once. One that wants its answer in a
+        journal, or is itself somebody's answer that was sent here, is not done either."""
+        if not asked.reply.startswith(INBOXES):
+            asked.drop(NO_INBOX)
+            self._tally(asked, NO_INBOX)
+            return
         if self._group is None:
             await _refuse(asked, Busy("the bridge is stopping", hint=AGAIN))
             return
-        if len(self._answering) >= AT_ONCE:
+        places = self._looking if asked.endpoint.endswith("get") else self._answering
+        if len(places) >= AT_ONCE:
             await _refuse(asked, Busy("the bridge answers as many requests as it may", hint=AGAIN))
             return
         answering = self._group.create_task(self._answer(asked))
-        self._answering.add(answering)
-        answering.add_done_callback(self._answering.discard)
+        places.add(answering)
+        answering.add_done_callback(places.discard)
 
     async def _answer(self, asked: Asked) -> None:
         try:
@@ -151,6 +164,9 @@ class NatsApi:
             log.exception("a request to %s: a bug", visible(asked.subject[:200]))
             result = Internal.code
             await _refuse(asked, Internal())
+        self._tally(asked, result)
+
+    def _tally(self, asked: Asked, result: str) -> None:
         if asked.endpoint.endswith("signals"):
             self._count(asked.subject.rpartition(".")[2], result)
         elif asked.endpoint.endswith("submit"):
@@ -224,7 +240,7 @@ async def _refuse(asked: Asked, error: RunfoldError) -> None:
         "hint": visible(error.hint),
     }
     text = ascii(error.message[:HEADER_CHARS_MAX])[1:-1]
-    await asked.refuse(code, f"{error.code}: {text}", msgspec.json.encode({"error": body}))
+    await asked.refuse(code, error.code, text, msgspec.json.encode({"error": body}))
 
 
 def _first(errors: BaseExceptionGroup[RunfoldError]) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from journal import ids
 from journal.codec import Entry
-from journal.errors import BadPayload, JournalDamaged
+from journal.errors import BadPayload, InputMismatch, JournalDamaged
 from journal.ids import RunId
 from journal.limits import LIST_PAGE
 from journal.listing import Filter
@@ -72,14 +72,18 @@ async def _start(call: Call) -> Response:
         1 <= len(body.revision) <= 128 and body.revision.isprintable()
     ):
         raise BadPayload("a revision is 1 to 128 printable characters")
-    started = await call.fleet.start(
-        body.agent,
-        body.input,
-        run_id=body.run,
-        priority=body.priority,
-        key=body.key,
-        revision=body.revision or "",
-    )
+    try:
+        started = await call.fleet.start(
+            body.agent,
+            body.input,
+            run_id=body.run,
+            priority=body.priority,
+            key=body.key,
+            revision=body.revision or "",
+        )
+    except InputMismatch as error:
+        error.hint = "start it under another id"  # its own is of a command without the input
+        raise
     return answer(
         StartedRun(run=started.run_id, created=started.created),
         201 if started.created else 200,

@@ -13,15 +13,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 from journal import doors
 from journal.doors import Receipt
-from journal.errors import BadPayload, DecisionConflict, TooLarge
+from journal.errors import BadPayload, TooLarge
 from journal.escape import visible
 from journal.inputs import InputState
 from journal.limits import SIGNAL_BYTES_MAX
 from journal.messages import JSON
 from journal.signal_address import SignalAddress
-from journal.signals import parse_request_id, parse_signal
+from journal.signals import parse_signal
 from journal.store import Store
-from journal.values import BadJSON, canonical, parse_strict
+from journal.values import BadJSON, parse_strict
 
 T = TypeVar("T", bound=Struct)
 
@@ -49,49 +49,37 @@ async def say(
     data: bytes,
     *,
     header: str | None,
-    number: str | None = None,
+    kept_id: str | None = None,
+    known: int = 0,
 ) -> Said:
-    """Do it. The request id: the payload's, else the publisher's header, else `number`, of a
-    message that will be delivered again. Raises what doors.signal and doors.submit raise."""
+    """Do it. The request id: the payload's, else the publisher's header, else `kept_id`, of a
+    message that will be delivered again. `known`, and what is raised: as doors.signal has it."""
     if address.name == "input":
         wanted = read_payload(data, InputPayload, "input", SIGNAL_BYTES_MAX)
-        return await _submit(store, address, wanted, header, number)
+        found = await doors.submit(
+            store,
+            address.run,
+            given(wanted.content, "input", "content"),
+            mode=wanted.mode,
+            request_id=wanted.request_id or header or None,
+            kept_id=kept_id,
+            known=known,
+            by=address.by,
+        )
+        result = "applied" if found.created else "repeated"
+        return Said(result=result, answer=input_json(address.run, found))
     signal = parse_signal(address.name, data)
-    request = signal.request_id or header or number
     receipt = await doors.signal(
-        store, address.run, address.name, signal, request_id=request, by=address.by
-    )
-    return Said(result=receipt.result, answer=receipt_json(address.run, receipt))
-
-
-async def _submit(
-    store: Store,
-    address: SignalAddress,
-    wanted: InputPayload,
-    header: str | None,
-    number: str | None,
-) -> Said:
-    content = given(wanted.content, "input", "content")
-    own = parse_request_id(wanted.request_id or header or None)
-    found = await doors.submit(
         store,
         address.run,
-        content,
-        mode=wanted.mode,
-        request_id=own or number,
+        address.name,
+        signal,
+        request_id=signal.request_id or header or None,
+        kept_id=kept_id,
+        known=known,
         by=address.by,
     )
-    if own is None and (found.mode, canonical(found.content)) != (wanted.mode, canonical(content)):
-        # A repeat of an input gets the original, whatever it says; but a number of the stream is
-        # nobody's choice: a stream that was made anew counts from 1 again.
-        raise DecisionConflict(
-            f"{found.request_id} was another input, before the stream was made anew",
-            winner=0,
-            run_id=address.run,
-            hint="send it again with a request_id",
-        )
-    result = "applied" if found.created else "repeated"
-    return Said(result=result, answer=input_json(address.run, found))
+    return Said(result=receipt.result, answer=receipt_json(address.run, receipt))
 
 
 def read_payload(data: bytes, shape: type[T], what: str, bytes_max: int) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from journal import ids, limits
 from journal.errors import RunfoldError
@@ -22,7 +22,10 @@ from .nats_api import NatsApi
 from .offers import RemoteTasks
 from .openapi import openapi
 from .operation import Operation, json_answer
+from .pulse import HealthLog, Pulse
 from .signals import SignalDoor
+
+TOKENS: Final = "tokens"
 
 
 class Part(Protocol):
@@ -34,8 +37,9 @@ class Part(Protocol):
 
 
 def parts(store: JetStreamStore, metrics: Metrics) -> Sequence[Part]:
-    """Doors on NATS. A further part is a line here."""
+    """The streams' pulse, and doors on NATS. A further part is a line here."""
     return (
+        Pulse(store),
         SignalDoor(store, count=metrics.signal),
         NatsApi(store, count=metrics.signal),
     )
@@ -95,17 +99,26 @@ class Bridge:
 
     def health(self) -> Health:
         """Red where a request would find nobody home, or tokens are not what the file says."""
-        problems: list[str] = []
+        problems = tuple(said for said in self._problems().values() if said)
+        return Health(ok=not problems, problems=problems)
+
+    def _problems(self) -> dict[str, str]:
+        """By source; "" where there is none."""
+        state = ""
         if self._store is None or not self._store.connected:
-            problems.append("not connected to the NATS server")
+            state = "not connected to the NATS server"
         elif self._stopping.is_set():
-            problems.append("it is stopping")
+            state = "it is stopping"
         elif not self._ready:
-            problems.append("it is starting")
-        problems += [said for part in self._parts if (said := part.problem())]
-        if (said := self._auth.problem()) is not None:
-            problems.append(said)
-        return Health(ok=not problems, problems=tuple(problems))
+            state = "it is starting"
+        found = {type(part).__name__: part.problem() for part in self._parts}
+        return {"state": state, **found, TOKENS: self._auth.problem() or ""}
+
+    def _to_log(self) -> dict[str, str]:
+        """Without what auth.py says there itself, with more of it than is for everybody."""
+        found = self._problems()
+        del found[TOKENS]
+        return found
 
     async def serve(self) -> None:
         """Until `stop`. Raises OSError where the address can't be had, NotProvisioned,
@@ -134,12 +147,14 @@ class Bridge:
         async with asyncio.TaskGroup() as group:
             working = [group.create_task(part.run()) for part in self._parts]
             working.append(group.create_task(_closed(store)))
+            telling = group.create_task(HealthLog(self._to_log).run())
             serving = group.create_task(server.serve_until_cancelled(listening))
             try:
                 self._ready = True
                 self._on_ready()
                 await self._stopping.wait()
             finally:  # also when it is cancelled: the server waits for streams to end
+                telling.cancel()
                 desk.stopping.set()
             server.should_exit = True
             await serving

@@ -148,7 +148,10 @@ class InputReceipt(Struct, frozen=True, kw_only=True):
 
 
 class Inbox(Struct, frozen=True, kw_only=True):
+    """`next`: pass it as `after`; null at the end."""
+
     items: list[InboxItem]
+    next: str | None
 
 
 class Refusals(Struct, frozen=True, kw_only=True):

@@ -11,13 +11,14 @@ import asyncio
 import heapq
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from journal.errors import RunfoldError
 from journal.escape import visible
 from journal.stores.jetstream import JetStreamStore
-from journal.stores.signals_queue import ACK_WAIT_S, KeptSignal
+from journal.stores.signals_queue import ACK_PENDING_MAX, ACK_WAIT_S, KeptSignal
 from journal.stores.tasks_pull import PullEnd
 
 from .settling import Settler
@@ -62,6 +63,7 @@ class SignalDoor:
         self._numbers = itertools.count()
         self._held: dict[str, KeptSignal] = {}
         self._failures: dict[str, int] = {}
+        self._came: dict[str, float] = {}
         self._room = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._group: asyncio.TaskGroup | None = None
@@ -144,6 +146,12 @@ class SignalDoor:
             Exception
         ):  # no run's id; if it is a bug, `settle` meets it at the edge of one signal
             lane_key = f"~{signal.sequence}"
+        if len(self._came) >= ACK_PENDING_MAX:  # what another bridge settled is never taken out
+            self._came.clear()
+        self._came.setdefault(signal.key, time.monotonic())
+        if (left_s := self._settler.doubt_s(lane_key)) and lane_key not in self._lanes:
+            self._queue.nak(signal, left_s)  # not needed for safety: `settle` finds the earlier one
+            return
         self._held[signal.reply] = signal
         lane = self._lanes.get(lane_key)
         if lane is None:
@@ -173,13 +181,19 @@ class SignalDoor:
             while lane:
                 entry = heapq.heappop(lane)
                 signal = entry[2]
+                came = self._came.get(signal.key, time.monotonic())
                 async with self._slots:
-                    what = await self._settler.settle(signal, settled, _ahead(lane, signal))
+                    what = await self._settler.settle(signal, came, settled, _ahead(lane, signal))
                 match what:
                     case "settled":
                         settled = signal.sequence
                         self._failures.pop(key, None)
+                        self._came.pop(signal.key, None)
                         self._let_go(signal)
+                    case "doubtful":
+                        delay_s = self._settler.doubt_s(key)
+                        self._put_off(signal, delay_s)
+                        self._put_all_off(lane, delay_s)
                     case "earlier":  # it has come meanwhile
                         heapq.heappush(lane, entry)
                     case "gone":  # and if it is not: again

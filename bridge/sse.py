@@ -16,6 +16,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Message, Receive, Scope, Send
 
 from journal.errors import RunfoldError
+from journal.escape import escaped_json
 from journal.following import Watch, watching
 from journal.ids import RunId
 
@@ -123,7 +124,8 @@ class Follow(EventSourceResponse):
 
     def _preview(self, text: str) -> None:
         if self._queue.qsize() < PREVIEWS_MAX:
-            data = msgspec.json.encode({"text": text}).decode()
+            # No record that anybody checks: nothing of it need reach a terminal as it is.
+            data = escaped_json(msgspec.json.encode({"text": text}))
             self._queue.put_nowait(ServerSentEvent(data, event="preview", sep="\n"))
 
     # ---- the end of the bridge ----------------------------------------------------------------

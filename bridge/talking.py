@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from journal import ids
 from journal.doors import Receipt
-from journal.errors import BadPayload, RunfoldError, StaleSignal
+from journal.errors import BadPayload, InvalidId, RunfoldError, StaleSignal
 from journal.ids import RunId
 from journal.inputs import InputState
 from journal.signals import Approve, Cancel, Reconcile, Reject, Resume
@@ -100,7 +100,10 @@ def _decide() -> Operation:
 
 async def _decision(call: Call) -> Response:
     body: Decision = converted(await call.json(), Decision)
-    run = ids.marker_run(body.marker)
+    try:
+        run = ids.marker_run(body.marker)
+    except InvalidId as error:  # as the run's own signals say it
+        raise BadPayload(error.message, hint=error.hint) from error
     payload: dict[str, Any] = {"marker": body.marker}
     if body.request_id is not None:
         payload["request_id"] = body.request_id

@@ -25,7 +25,7 @@ from .log import Log
 from .messages import JSON
 from .records import Input, RunPurged, RunStarted
 from .signal_rules import Append, Repeated, decide_signal
-from .signals import AnySignal, parse_request_id, parse_signal
+from .signals import AnySignal, given_request_id, parse_signal
 from .steps import decide_start, input_digest
 from .store import Store
 from .values import normalise
@@ -111,6 +111,8 @@ async def signal(
     payload: AnySignal | Mapping[str, Any] | bytes | str,
     *,
     request_id: str | None = None,
+    kept_id: str | None = None,
+    known: int = 0,
     by: str = "library",
     worker: bool = False,
 ) -> Receipt:
@@ -118,12 +120,13 @@ async def signal(
 
     `payload` as in PROTOCOL 8; bytes and text are strict JSON. Raises BadPayload, RunNotFound,
     RunFinished, StaleSignal, DecisionConflict; nothing was written then. StoreUnavailable: unknown;
-    repeat it with the same request id.
+    repeat it with the same request id. `kept_id`: where none is given, of a kept signal; `known`:
+    a tail that was read before.
     """
     wanted = parse_signal(name, payload, worker=worker)
-    given = parse_request_id(request_id if request_id is not None else wanted.request_id or None)
-    request = given or f"{name}:{secrets.token_hex(8)}"
-    journal = await Log.resumed(store, ids.run_id(run_id), by=by)
+    given = given_request_id(request_id if request_id is not None else wanted.request_id or None)
+    request = given or kept_id or f"{name}:{secrets.token_hex(8)}"
+    journal = await Log.resumed(store, ids.run_id(run_id), by=by, known=known)
     journal.check_runnable()
     # Not asked again at a new tail: a holder that comes later can't be inside a start made before
     # it came, and a start it makes is not the one this signal is then about.
@@ -172,15 +175,18 @@ async def submit(
     *,
     mode: str = "steer",
     request_id: str | None = None,
+    kept_id: str | None = None,
+    known: int = 0,
     by: str = "library",
 ) -> InputState:
     """Send the running agent a message (R62). A repeat of the request id gets the original.
+    `kept_id`, `known` as in `signal`.
 
     Raises BadPayload, TooLarge, NotEncodable, RunNotFound, RunFinished, StaleSignal (queue full).
     """
-    request = parse_request_id(request_id) or f"input:{secrets.token_hex(8)}"
+    request = given_request_id(request_id) or kept_id or f"input:{secrets.token_hex(8)}"
     body = input_body(request, mode, normalise(content, "the input"))
-    log = await Log.resumed(store, ids.run_id(run_id), by=by)
+    log = await Log.resumed(store, ids.run_id(run_id), by=by, known=known)
     log.check_runnable()
 
     def due(fold: Fold) -> Input | None:

@@ -33,6 +33,17 @@ def visible_lines(text: str) -> str:
     )
 
 
+def escaped_json(raw: bytes) -> str:
+    """JSON that has no space between its values, as the same JSON: what can't be seen stands as
+    `\\u202e`, which whoever reads the JSON turns back."""
+
+    def escape(found: re.Match[str]) -> str:
+        units = found[0].encode("utf-16-be").hex()
+        return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+    return _UNSAFE.sub(escape, raw.decode())
+
+
 def visible_json(value: JSON, chars_max: int | None = None) -> str:
     """A value as canonical JSON on one line; cut, and said to be cut, only where asked."""
     text = visible(canonical(value).decode())

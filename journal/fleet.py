@@ -26,7 +26,7 @@ from .errors import (
 )
 from .following import followed, watching
 from .ids import RunId
-from .inbox import InboxItem, candidates, inbox, told
+from .inbox import InboxItem, InboxPage, candidates, inbox, inbox_page, told
 from .inputs import InputState, input_state
 from .limits import LIST_PAGE, WAIT_MAX_S
 from .listing import Filter, Page, page, shown, shown_log, unreadable
@@ -264,6 +264,10 @@ class Fleet:
     async def inbox(self) -> list[InboxItem]:
         """What waits for a person, over all runs."""
         return await inbox(self.store)
+
+    async def inbox_page(self, *, after: RunId | None = None, limit: int = LIST_PAGE) -> InboxPage:
+        """A part of it: what the runs behind the id `after` wait for."""
+        return await inbox_page(self.store, after=after, limit=limit)
 
     async def workers(self, *, wait_s: float = WORKERS_WAIT_S) -> list[dict[str, Any]]:
         """What each connected worker says of itself, by worker id. One that doesn't answer within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -11,8 +12,10 @@ from msgspec import Struct
 from .errors import JournalDamaged
 from .fold import Fold
 from .ids import RunId
+from .limits import LIST_PAGE
 from .log import Log
 from .messages import JSON
+from .ordered import ordered
 from .store import Store
 from .stores.jetstream import JetStreamStore
 from .views import (
@@ -54,10 +57,28 @@ class InboxItem(Struct, frozen=True, kw_only=True):
     partial: JSON = None
 
 
+class InboxPage(Struct, frozen=True):
+    """Items by run id; those of one run stand on one page. `next`: the id to go on after; None at
+    the end. A page may hold less than was asked for where few of many runs wait."""
+
+    items: list[InboxItem]
+    next: RunId | None
+
+
 async def inbox(store: Store) -> list[InboxItem]:
     """By run id. Reads the journals only of runs whose last record says that a person is waited
     for, or says nothing (directories: of all)."""
-    return [item async for run in told(store, FOR_PEOPLE) for item in await _items(store, run)]
+    found, _ = await ordered(told(store, FOR_PEOPLE), partial(_items, store))
+    return found
+
+
+async def inbox_page(
+    store: Store, *, after: RunId | None = None, limit: int = LIST_PAGE
+) -> InboxPage:
+    """Of that, what the runs behind the id `after` wait for: up to the run that makes it `limit`
+    items or more."""
+    runs = told(store, FOR_PEOPLE)
+    return InboxPage(*await ordered(runs, partial(_items, store), after=after, limit=limit))
 
 
 BECOMES_RUNNING = frozenset({"running", "waiting", "paused", "awaiting_approval"})

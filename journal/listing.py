@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,15 +13,10 @@ from .ids import RunId
 from .inbox import candidates
 from .limits import LIST_PAGE
 from .log import Log
+from .ordered import ordered
 from .store import Store
 from .views import instant, run_json
 from .waits import instant_text
-
-AT_ONCE = 16
-"""Journals read at once for a page: enough to hide the server's answer time."""
-
-LOOKED_AT_MAX = 20 * LIST_PAGE
-"""A filter that finds nothing must not read all journals of a large store in one request."""
 
 
 class Page(Struct, frozen=True):
@@ -47,52 +40,14 @@ async def page(
 ) -> Page:
     """The first `limit` runs behind the id `after`. A journal that can't be read is listed with the
     status `damaged` or `newer`; a purged run is not."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            return await _Paging(store, wanted, limit, group).page(after)
-    except ExceptionGroup as failures:  # the first one cancelled the others
-        raise failures.exceptions[0] from None
+    runs = candidates(store, wanted.status)
 
+    async def read(run: RunId) -> list[dict[str, Any]]:
+        shown = await _passing(store, run, wanted)
+        return [] if shown is None else [shown]
 
-class _Paging:
-    """One page in the making: several journals are read at once, and taken in order."""
-
-    def __init__(self, store: Store, wanted: Filter, limit: int, group: asyncio.TaskGroup) -> None:
-        self._store = store
-        self._wanted = wanted
-        self._limit = limit
-        self._group = group
-        self._found: list[dict[str, Any]] = []
-        self._reading: deque[tuple[RunId, asyncio.Task[dict[str, Any] | None]]] = deque()
-        self._taken: RunId | None = None
-
-    async def page(self, after: RunId | None) -> Page:
-        begun = 0
-        async for run in candidates(self._store, self._wanted.status):
-            if after is not None and run <= after:
-                continue
-            # What is being read may be on the page: no more of it is begun than fits.
-            while self._reading and (
-                len(self._reading) == AT_ONCE
-                or len(self._found) + len(self._reading) >= self._limit
-            ):
-                await self._take()
-            if len(self._found) >= self._limit or begun == LOOKED_AT_MAX:
-                while self._reading:
-                    await self._take()
-                return Page(self._found, self._taken)
-            begun += 1
-            task = self._group.create_task(_passing(self._store, run, self._wanted))
-            self._reading.append((run, task))
-        while self._reading:
-            await self._take()
-        return Page(self._found, None)
-
-    async def _take(self) -> None:
-        self._taken, task = self._reading.popleft()
-        shown = await task
-        if shown is not None:
-            self._found.append(shown)
+    found, following = await ordered(runs, read, after=after, limit=limit)
+    return Page(found, following)
 
 
 async def shown(store: Store, run: RunId) -> dict[str, Any]:

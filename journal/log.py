@@ -82,10 +82,17 @@ class Log:
         return log
 
     @classmethod
-    async def resumed(cls, store: Store, run_id: RunId, *, by: str) -> Self:
-        """As read, from the last commit on where the store can tell it: what a holder needs."""
+    async def resumed(cls, store: Store, run_id: RunId, *, by: str, known: int = 0) -> Self:
+        """As read, from the last commit on where the store can tell it: what a holder needs. Raises
+        StoreUnavailable where it ends before `known`, a tail that was read before."""
         log = cls(store, run_id, by=by)
         log._take(log._restored(await store.resume(run_id)), "")
+        if log.tail < known:
+            raise StoreUnavailable(
+                f"run {run_id}: its journal was read up to {log.tail}, and to {known} before",
+                run_id=run_id,
+                hint="a leader that was deposed answers; try again",
+            )
         return log
 
     @classmethod

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from . import ids
+from .allowed import allowed_values
 from .errors import BadPayload, NotEncodable
 from .escape import visible
 from .limits import SIGNAL_BYTES_MAX
@@ -117,7 +118,8 @@ def parse_signal(
     except NotEncodable as error:
         raise BadPayload(f"the payload of {name} is not JSON: {_short(error)}") from error
     except msgspec.ValidationError as error:
-        raise BadPayload(f"the payload of {name} is wrong: {_short(error)}") from error
+        what = f"the payload of {name} is wrong: {_short(error)}"
+        raise BadPayload(what, hint=allowed_values(shape, error)) from error
     if isinstance(found, Reconcile):
         _check_reconcile(found)
     return found
@@ -149,6 +151,20 @@ def _check_reconcile(signal: Reconcile) -> None:
 def name_of(signal: AnySignal) -> SignalName:
     """The signal's name on the wire."""
     return cast("SignalName", type(signal).__name__.lower())
+
+
+KEPT_ID: Final = "sig:"
+"""Begins the request id of a kept signal that has none of its own: what it is in the stream."""
+
+
+def given_request_id(value: str | None) -> str | None:
+    """As parse_request_id, for something new; raises BadPayload also for one that begins as those
+    of kept signals do: the signal that comes to have it would be taken for a repeat, and dropped.
+    """
+    found = parse_request_id(value)
+    if found is not None and found.startswith(KEPT_ID):
+        raise BadPayload(f"a request id that begins with {KEPT_ID} is a kept signal's own")
+    return found
 
 
 def parse_request_id(value: str | None) -> str | None:

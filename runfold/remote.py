@@ -57,6 +57,7 @@ class _Runs(Struct):
 
 class _Inbox(Struct):
     items: list[InboxItem]
+    next: str | None = None
 
 
 class _Workers(Struct):
@@ -200,8 +201,14 @@ class BridgeRuns:
     # ---- people and workers -------------------------------------------------------------------
 
     async def inbox(self) -> list[InboxItem]:
-        found: _Inbox = decoded(await self._client.ask("GET", "/inbox"), _Inbox)
-        return found.items
+        items: list[InboxItem] = []
+        query: dict[str, str | int] = {"limit": LIST_PAGE}
+        while True:
+            found: _Inbox = decoded(await self._client.ask("GET", "/inbox", query=query), _Inbox)
+            items += found.items
+            if found.next is None:
+                return items
+            query["after"] = found.next
 
     async def workers(self, *, wait_s: float) -> list[dict[str, Any]]:
         """How long they may take is the bridge's."""

@@ -59,6 +59,7 @@ LOOP = "tests/core/test_loop.py::"
 LOOP_INPUTS = "tests/core/test_loop_inputs.py::"
 ORDER = "tests/core/test_order.py::"
 BRIDGE_FINDINGS = "tests/real/test_bridge_tasks_findings.py::"
+BRIDGE_REFUSALS = "tests/real/test_bridge_refusals.py::"
 BRIDGE_SIGNALS = "tests/real/test_bridge_signals.py::"
 BRIDGE_TASKS = "tests/real/test_bridge_tasks.py::"
 POLICIES = "tests/core/test_policies.py::"
@@ -1412,9 +1413,84 @@ MUTANTS = [
         "signal-without-number",
         "a signal that is delivered again has the same request id",
         "bridge/settling.py",
-        "header=signal.request_id, number=number)",
-        "header=signal.request_id)",
+        "            kept_id=signal.key,\n",
+        "",
         BRIDGE_SIGNALS + "test_a_bridge_that_was_frozen_meanwhile_applies_nothing_again",
+    ),
+    Mutant(
+        "refusal-at-first-look",
+        "a refusal that rests on the journal takes two looks at it",
+        "bridge/settling.py",
+        "if address is not None and isinstance(error, AT_ODDS) and not sure:",
+        "if False:",
+        BRIDGE_REFUSALS + "test_a_kept_signal_is_not_refused_for_good_over_the_old_tail_of_a_"
+        "deposed_leader",
+    ),
+    Mutant(
+        "look-before-the-signal",
+        "both of them after the signal came",
+        "bridge/settling.py",
+        "sure = came <= doubt.at <=",
+        "sure = doubt.at <=",
+        BRIDGE_REFUSALS + "test_a_first_look_is_not_for_a_signal_that_came_after_it",
+    ),
+    Mutant(
+        "second-look-older",
+        "the second one ending no earlier than the first",
+        "journal/log.py",
+        "        if log.tail < known:",
+        "        if False:",
+        BRIDGE_REFUSALS + "test_what_is_judged_again_is_judged_on_no_older_journal_than_before",
+    ),
+    Mutant(
+        "kept-id-claimed",
+        "nobody gives the request id that a kept signal will have",
+        "journal/signals.py",
+        "    if found is not None and found.startswith(KEPT_ID):",
+        "    if False:",
+        SIGNALS + "test_a_kept_signals_own_id_is_looked_up_and_given_to_nothing_new",
+    ),
+    Mutant(
+        "kept-id-unstamped",
+        "a stream that was made anew repeats no request id",
+        "journal/stores/signals_queue.py",
+        'return f"sig:{self.sequence}:{self.stamp}"',
+        'return f"sig:{self.sequence}"',
+        BRIDGE_REFUSALS + "test_a_published_input_is_not_taken_for_one_of_a_stream_before_this_one",
+    ),
+    Mutant(
+        "answer-anywhere",
+        "the bridge publishes no answer where who asks might not publish",
+        "bridge/nats_api.py",
+        "        if not asked.reply.startswith(INBOXES):",
+        "        if False:",
+        BRIDGE_REFUSALS
+        + "test_a_request_that_wants_its_answer_elsewhere_than_in_an_inbox_is_not_done",
+    ),
+    Mutant(
+        "statistics-tell",
+        "statistics that everybody reads name no run",
+        "journal/stores/nats_service.py",
+        "        self.drop(code)\n",
+        "        self.drop(text)\n",
+        BRIDGE_REFUSALS
+        + "test_what_went_wrong_for_one_is_not_told_to_all_by_the_services_statistics",
+    ),
+    Mutant(
+        "decisions-behind-waits",
+        "who waits for an input by NATS keeps no decision out",
+        "bridge/nats_api.py",
+        'self._looking if asked.endpoint.endswith("get") else self._answering',
+        "self._answering",
+        BRIDGE_REFUSALS + "test_who_waits_for_inputs_by_nats_keeps_no_decision_out",
+    ),
+    Mutant(
+        "one-run-red",
+        "one run's trouble does not turn health red",
+        "bridge/settling.py",
+        "            return len(self._sick) >= SICK_RUNS",
+        "            return True",
+        BRIDGE_REFUSALS + "test_health_is_red_for_trouble_that_is_the_stores",
     ),
     Mutant(
         "scope-unchecked",

@@ -1,8 +1,8 @@
 // The page: which view is shown, the token, the keys.
 
 import { code, el, fill, problemBox } from "./text.js";
-import { get, token } from "./api.js";
-import { inboxView, showWaiting } from "./inbox.js";
+import { token } from "./api.js";
+import { getInbox, inboxView, showWaiting } from "./inbox.js";
 import { rejectedView, workersView } from "./lists.js";
 import { field, problemText } from "./decide.js";
 import { poll } from "./live.js";
@@ -10,6 +10,7 @@ import { runsView } from "./runs.js";
 import { runView } from "./run.js";
 
 const COUNT_MS = 10_000;
+const NOTHING = { items: [], next: null };
 const VIEWS = { inbox: inboxView, runs: runsView, workers: workersView, rejected: rejectedView };
 
 const main = document.getElementById("main");
@@ -51,8 +52,8 @@ function show({ focus = true } = {}) {
 
 /** The inbox's number also stands on the other views. */
 function countWaiting(signal) {
-  const count = async () => showWaiting((await get("/inbox", signal)).items.length);
-  poll("count", COUNT_MS, signal, count, () => showWaiting(0));
+  const count = async () => showWaiting(await getInbox(signal));
+  poll("count", COUNT_MS, signal, count, () => showWaiting(NOTHING));
 }
 
 // ---- the token ----------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ function askForToken(said = "") {
   view.abort();
   view = new AbortController();
   signOut.hidden = true;
-  showWaiting(0);
+  showWaiting(NOTHING);
   const input = el("input", { type: "password", autocomplete: "off", required: true });
   const message = el("div", { class: "message", role: "alert" }, said ? problemBox(said) : null);
   const go = el("button", { type: "submit", class: "main" }, "Sign in");
@@ -93,7 +94,7 @@ async function signIn(text) {
   if (!/^[\x21-\x7e]+$/.test(text)) return askForToken("This is not a token.");
   token.set(text);
   try {
-    await get("/inbox");
+    await getInbox(undefined, 1);
     show();
   } catch (error) {
     if (error.status === 401) return; // asked again by the listener below

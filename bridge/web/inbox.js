@@ -6,39 +6,61 @@ import { get } from "./api.js";
 import { poll } from "./live.js";
 
 const REFRESH_MS = 3000;
+const PAGE = 100; // what is asked for so often costs the bridge a journal each
+const PAGE_MAX = 500;
+
+/** Ask for so much of the inbox; `next` is null where that is all. */
+export const getInbox = (signal, limit = PAGE) => get(`/inbox?limit=${limit}`, signal);
 
 /** The number beside the word Inbox. */
-export function showWaiting(count) {
+export function showWaiting({ items, next }) {
   const node = document.getElementById("waiting");
-  node.hidden = count === 0;
-  fill(node, String(count), el("span", { class: "unseen" }, " waiting"));
+  node.hidden = items.length === 0;
+  fill(node, countText(items, next), el("span", { class: "unseen" }, " waiting"));
 }
+
+const countText = (items, next) => (next === null ? String(items.length) : `${items.length}+`);
 
 export function inboxView(root, params, signal) {
   const state = el("p", { class: "empty" }, "Loading…");
   const list = el("div", { class: "cards" });
+  const rest = el("p", { class: "muted", hidden: true });
+  const more = el("button", { type: "button", hidden: true }, "Show more");
   fill(
     root,
     el("h1", { tabindex: "-1" }, "Inbox"),
     el("p", { class: "lead" }, "What waits for a person."),
     state,
     list,
+    rest,
+    more,
     keysHelp(),
   );
+  let limit = PAGE;
   const cards = new Map();
   const refused = (problem) => fill(state, problemText(problem));
   const refresh = poll("inbox", REFRESH_MS, signal, load, refused);
 
+  more.addEventListener("click", () => {
+    limit = Math.min(limit + PAGE, PAGE_MAX);
+    refresh();
+  });
+
   async function load() {
-    const { items } = await get("/inbox", signal);
+    const found = await getInbox(signal, limit);
+    const { items, next } = found;
     items.sort((one, other) => String(one.since ?? "").localeCompare(String(other.since ?? "")));
-    showWaiting(items.length);
-    document.title = items.length ? `(${items.length}) Runfold` : "Runfold";
+    showWaiting(found);
+    document.title = items.length ? `(${countText(items, next)}) Runfold` : "Runfold";
     const isNew = items.some((item) => !cards.has(keyOf(item)));
     if (cards.size && isNew) announce("The inbox has something new.");
     showCards(list, cards, items, { decided: refresh });
     fill(state, items.length ? null : "Nothing waits for a person.");
     state.hidden = items.length > 0;
+    rest.hidden = next === null;
+    const first = `These are the first ${items.length}, by run. More are waiting.`;
+    fill(rest, next === null ? null : first);
+    more.hidden = next === null || limit === PAGE_MAX;
   }
 }
 

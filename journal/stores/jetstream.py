@@ -184,6 +184,12 @@ class JetStreamStore:
         between the first two entries ordinals and hashes have a gap. Else as `load`."""
         return await self._reader.resume(self._subject(run_id), run_id)
 
+    async def tail(self, run_id: RunId) -> int:
+        """Of its last record, as the leader, or who takes himself for it, has it; 0 without one."""
+        patience = Patience(f"run {run_id} could not be looked up in stream {self._stream}")
+        last = await self._reader.last(self._subject(run_id), patience)
+        return last.seq if last is not None else 0
+
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         # Fresh each time, and no Nats-Msg-Id: it proves nothing (PROTOCOL 3). The name of EXPECTED
         # in lower case, or an empty value, would be no check at all (nats-server 2.15.1).

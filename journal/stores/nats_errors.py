@@ -9,8 +9,8 @@ import nats.errors
 from ..errors import PermissionDenied, RunfoldError, StoreUnavailable
 
 # nats-py lower-cases the server's text, subject included, before error_cb sees it (2.16.0).
-# It names the subject as the account's mappings made it (2.15.1): deploy/nats sends all questions to
-# JetStream through `streams.$JS.API.…`, to the account that has the streams.
+# nats-server 2.15.1 names the subject as the account's mappings made it: deploy/nats sends what is
+# asked of JetStream to the account of the streams, by `streams.$JS.API.…`.
 _DENIED = re.compile(
     r'permissions violation for (?:publish|subscription)[^"]* "(?:streams\.(?=\$js\.))?([^"]+)"'
 )

@@ -38,18 +38,25 @@ class Asked:
         self._counts = counts
         self.endpoint = endpoint
         self.subject: str = request.subject
+        self.reply: str = request._msg.reply  # nats-py 2.16.0 has no other name for it
         self.data: bytes = request.data
         self.headers: Mapping[str, str] = request.headers or {}
 
     async def answer(self, data: bytes) -> None:
         await self._respond(data, None)
 
-    async def refuse(self, code: int, text: str, data: bytes) -> None:
+    async def refuse(self, status: int, code: str, text: str, data: bytes) -> None:
         """An error as services say it: headers, and whatever is in the answer. `text` is ASCII on
         one line: it stands in a header."""
+        self.drop(code)
+        headers = {ERROR_HEADER: f"{code}: {text}", ERROR_CODE_HEADER: str(status)}
+        await self._respond(data, headers)
+
+    def drop(self, code: str) -> None:
+        """Counted as an error, and no more. The code alone: everybody reads the statistics, and
+        the text is for who asked."""
         self._counts.errors += 1
-        self._counts.last = text
-        await self._respond(data, {ERROR_HEADER: text, ERROR_CODE_HEADER: str(code)})
+        self._counts.last = code
 
     async def _respond(self, data: bytes, headers: dict[str, str] | None) -> None:
         # No reply subject: published, not requested. No connection: who asked hears nothing and

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge import auth
 from bridge.auth import (
     BadTokens,
     Identity,
@@ -105,6 +109,75 @@ def test_a_token_is_added_to_the_file_and_no_other_is_lost(tmp_path: Path) -> No
     ]
     assert not any(one in path.read_text() for one in made)
     assert [one.name for one in tmp_path.iterdir()] == ["tokens.json"]
+
+
+def test_tokens_that_are_made_at_once_are_all_in_the_file(tmp_path: Path) -> None:
+    """Each was printed, once: one that is not in the file was acknowledged and lost."""
+    path = tmp_path / "tokens.json"
+    path.write_text(listed(entry()))
+    entries = [
+        {"name": f"n{i}", "scopes": ["read"], "sha256": digest_of(f"rf_{i}")} for i in range(16)
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda entry: add_token(path, entry), entries))
+    auth = TokenFile(path)
+    lost = [i for i in range(16) if auth.identify(f"Bearer rf_{i}") is None]
+    assert lost == []
+
+
+def test_a_file_that_gets_a_token_keeps_its_owner_its_mode_and_the_link_to_it(
+    tmp_path: Path,
+) -> None:
+    """Of it lives a bridge that runs as another user, in its group."""
+    (tmp_path / "real").mkdir()
+    real, link = tmp_path / "real" / "tokens.json", tmp_path / "tokens.json"
+    real.write_text(listed(entry()))
+    real.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(real, 4321, 8765)
+    owner = (real.stat().st_uid, real.stat().st_gid)
+    link.symlink_to(Path("real") / "tokens.json")
+    add_token(link, entry(name="bob", sha256=digest_of("rf_bob")))
+    assert link.is_symlink() and TokenFile(link).identify("Bearer rf_bob") is not None
+    found = real.stat()
+    assert (found.st_uid, found.st_gid) == owner and stat.S_IMODE(found.st_mode) == 0o640
+    assert [one.name for one in real.parent.iterdir()] == ["tokens.json"]
+
+
+def test_a_token_whose_file_would_change_its_owner_is_not_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(listed(entry()))
+    before = path.read_text()
+
+    def denied(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    there = path.stat()
+    monkeypatch.setattr(os, "chown", denied)
+    monkeypatch.setattr(auth, "_read", lambda path: parse_tokens(before))
+    seen = os.stat_result((*there[:4], there.st_uid + 1, *there[5:]))
+    monkeypatch.setattr(Path, "stat", lambda self, **_: seen)
+    with pytest.raises(BadTokens, match="owner"):
+        add_token(path, entry(name="bob"))
+    monkeypatch.undo()
+    assert path.read_text() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["tokens.json"]
+
+
+def test_who_adds_a_token_waits_for_another_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.json"
+    monkeypatch.setattr(auth, "LOCK_S", 0.05)
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(BadTokens, match="locked"):
+        add_token(path, entry())
+    os.close(other)
+    add_token(path, entry())
+    assert TokenFile(path).identify("Bearer rf_x") is not None
 
 
 def test_a_file_that_is_no_list_is_not_written_over(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.escape import visible, visible_json, visible_lines
+from journal.escape import escaped_json, visible, visible_json, visible_lines
 
 BIDIRECTIONAL = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
 MARKS = {"\u200e", "\u200f", "\u061c"}
@@ -116,3 +116,15 @@ def test_a_cut_value_says_that_it_is_cut():
     shown = visible_json({"text": "x" * 100}, chars_max=20)
     assert shown.startswith('{"text":"xxxxxxxxxxx… (')
     assert "111 characters" in shown
+
+
+@given(st.text())
+def test_json_that_is_escaped_says_the_same_and_shows_nothing_unseen(text: str) -> None:
+    raw = json.dumps({"text": text}, ensure_ascii=False, separators=(",", ":"))
+    found = escaped_json(raw.encode("utf-8", "replace"))
+    assert visible(found) == found
+    assert json.loads(found) == json.loads(raw.encode("utf-8", "replace"))
+
+
+def test_a_character_beyond_sixteen_bits_is_escaped_as_a_pair() -> None:
+    assert escaped_json('"\U000e0041"'.encode()) == r'"\udb40\udc41"'

@@ -65,6 +65,7 @@ from journal.signals import (
     Reconcile,
     Reject,
     Resume,
+    given_request_id,
     name_of,
     parse_request_id,
     parse_signal,
@@ -305,9 +306,15 @@ def test_a_request_id_that_is_none_is_refused(value: str):
         parse_request_id(value)
 
 
-@pytest.mark.parametrize("value", [None, "r", "sig:7", "x" * 128, "a b"])
+@pytest.mark.parametrize("value", [None, "r", "Sig:7", "x" * 128, "a b"])
 def test_a_request_id_is_taken_as_it_is(value: str | None):
-    assert parse_request_id(value) == value
+    assert parse_request_id(value) == given_request_id(value) == value
+
+
+def test_a_kept_signals_own_id_is_looked_up_and_given_to_nothing_new():
+    assert parse_request_id("sig:7:1") == "sig:7:1"
+    with pytest.raises(BadPayload, match="kept signal's"):
+        given_request_id("sig:7:1")
 
 
 # ---- approve and reject (UR-18, UR-20) --------------------------------------------------------

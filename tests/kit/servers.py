@@ -221,13 +221,14 @@ class Cluster:
         for server in self.servers:  # all at once would be no quicker: each takes milliseconds
             await server.stop()
 
-    async def _launch(self, dir: Path, fsync: bool) -> None:
+    async def _launch(self, dir: Path, fsync: bool, extra_conf: str = "") -> None:
         ports = dict(zip(("n1", "n2", "n3"), _free_ports(3), strict=True))
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports.values())
         for name, port in ports.items():
             conf = (
                 f"server_name: {name}\n"
-                f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}'
+                f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+                f"{extra_conf}"
             )
             self._by_name[name] = await NatsServer.start(dir / name, fsync=fsync, extra_conf=conf)
 

@@ -100,3 +100,16 @@ async def test_a_second_signal_waits_for_nothing(cli: Cli) -> None:
     child.send(signal.SIGINT)
     child.send(signal.SIGINT)
     assert (await child.done()).code in (0, 130)
+
+
+async def test_what_is_wrong_with_a_bridge_stands_once_on_stderr(cli: Cli) -> None:
+    child, address, err = await begin(cli, "--no-auth")
+    async with cli.client() as nats:
+        await nats.jetstream().delete_stream(f"{cli.namespace.upper()}_TASKS")
+    line = "runfold: health: the stream of tasks can't be read: it is not there\n"
+    await eventually(lambda: line in err.read_text(), 30)
+    async with httpx.AsyncClient(base_url=address) as client:
+        assert (await client.get("/readyz")).status_code == 503
+    child.send(signal.SIGTERM)
+    assert (await child.done()).code == 0
+    assert err.read_text().count(line) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -109,6 +110,22 @@ async def test_previews_come_between_records_and_forge_nothing(site: Site) -> No
         assert preview == ("preview", {"text": FORGED}, None)
         await site.fleet.send("r1", "x")
         assert (await anext(events)).id == "2"
+
+
+async def test_a_preview_has_nothing_unseen_in_the_stream(site: Site) -> None:
+    """U+009B alone begins a control sequence in a terminal that curl writes to (R68)."""
+    text = "\u202eevil\u009b2J\u200b"
+    await site.started("r1")
+    async with site.client().stream("GET", "/runs/r1/journal?follow=1") as response:
+        found = ""
+        async for chunk in response.aiter_text():
+            if "event: record" in chunk:
+                await site.store.preview(RunId("r1"), text)
+            found += chunk
+            if "event: preview" in found and found.endswith("\n\n"):
+                break
+    data = found.partition("event: preview\n")[2].partition("data: ")[2].partition("\n")[0]
+    assert data.isascii() and json.loads(data) == {"text": text}
 
 
 async def test_a_stream_breaks_off_at_damage_and_says_so(site: Site) -> None:

@@ -19,8 +19,7 @@ from kit.bridge import SCOPES, Site, bearer, bridge_on, ids
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
-from bridge import call as bridge_call
-from bridge import desk, http_server
+from bridge import bodies, desk, http_server
 from bridge.auth import GRANTED_BY, NoAuth, TokenFile, digest_of
 from bridge.operation import Operation
 from bridge.service import Bridge, OpenBridge
@@ -66,7 +65,9 @@ async def test_a_run_is_started_once_and_a_repeat_says_so(site: Site) -> None:
     again = await site.post("/runs", body)
     assert (again.status_code, again.json()) == (200, {"run": "r.1", "created": False})
     other = await site.post("/runs", body | {"input": 2})
-    assert told(other, 409, "input_mismatch")["run"] == "r.1"
+    problem = told(other, 409, "input_mismatch")
+    assert problem["run"] == "r.1"
+    assert problem["hint"] == "start it under another id"
     unnamed = await site.post("/runs", {"agent": "desk", "input": None})
     assert unnamed.status_code == 201 and unnamed.json()["run"] != "r.1"
 
@@ -264,7 +265,7 @@ async def test_nothing_of_a_bad_id_goes_any_further(site: Site) -> None:
                 await site.post("/runs", {"agent": "a", "input": 1, "run": bad}), 400, "invalid_id"
             )
             decision = {"marker": f"{bad}/{MARKER[3:]}!", "decision": "approve"}
-            told(await site.post("/decisions", decision), 400, "invalid_id")
+            told(await site.post("/decisions", decision), 400, "bad_payload")
         await nats.flush()
     assert [one for one in subjects if one.startswith((f"{site.namespace}.", "$JS"))] == []
 
@@ -296,6 +297,36 @@ async def test_a_body_is_read_strictly(site: Site) -> None:
     assert (await site.get("/runs")).json()["runs"] == []
 
 
+async def test_what_is_wrong_with_a_body_comes_with_what_to_send(site: Site) -> None:
+    await site.started("r1")
+    for path, body, code, hint in (
+        ("/runs/r1/signals/cancel", None, "bad_request", "send {}"),
+        ("/runs/r1/signals/resume", None, "bad_request", "send {}"),
+        ("/runs/r1/signals/approve", None, "bad_request", "openapi"),
+        ("/runs", None, "bad_request", "openapi"),
+        ("/runs/r1/inputs", {"content": 1, "mode": "follow-up"}, "bad_payload", "follow_up, steer"),
+        ("/runs", {"agent": "a", "input": 1, "priority": 7}, "bad_payload", "one of -1, 0, 1"),
+        ("/decisions", {"marker": MARKER, "decision": "maybe"}, "bad_payload", "approve, reject"),
+        (
+            "/runs/r1/signals/reconcile",
+            {"step": "s", "outcome": "no"},
+            "bad_payload",
+            "done, retry",
+        ),
+    ):
+        found = told(await site.post(path, body), 400, code)
+        assert hint in found["hint"], found
+
+
+async def test_a_bad_marker_is_the_same_wherever_it_stands(site: Site) -> None:
+    await site.started("r1")
+    bare = told(
+        await site.post("/decisions", {"marker": "x", "decision": "approve"}), 400, "bad_payload"
+    )
+    own = told(await site.post("/runs/r1/signals/approve", {"marker": "x"}), 400, "bad_payload")
+    assert (bare["detail"], bare["hint"]) == (own["detail"], own["hint"])
+
+
 async def test_queries_and_headers_are_read_strictly(site: Site) -> None:
     await site.started("r1")
     for query in (
@@ -325,7 +356,7 @@ async def test_queries_and_headers_are_read_strictly(site: Site) -> None:
 
 
 async def test_a_large_body_is_refused_unread(site: Site) -> None:
-    body = b'"' + b"x" * bridge_call.BODY_BYTES_MAX + b'"'
+    body = b'"' + b"x" * bodies.BODY_BYTES_MAX + b'"'
     told(await site.post("/runs", content=body), 413, "too_large")
 
     async def pieces() -> AsyncIterator[bytes]:  # of no declared length

@@ -733,6 +733,38 @@ async def test_a_phone_needs_no_sideways_scrolling(stage: kit.Stage, browser: Br
         await fits()
 
 
+async def test_an_inbox_of_which_more_is_waiting_says_so_and_shows_it(
+    stage: kit.Stage, tab: kit.Tab
+):
+    """The page asks for a hundred; here each hundred is one."""
+    page = tab.page
+    runs = sorted([await asking(stage) for _ in range(2)])
+    waiting = len(await stage.fleet.inbox())
+
+    async def fewer(route: Route) -> None:
+        limit = int(route.request.url.rpartition("limit=")[2])
+        url = route.request.url.replace(f"limit={limit}", f"limit={max(1, limit // 100)}")
+        await route.continue_(url=url)
+
+    await page.route("**/inbox?limit=*", fewer)
+    await tab.go("inbox")
+    await expect(page.locator("article.card")).to_have_count(1)
+    await expect(page.locator("main")).to_contain_text("These are the first 1, by run. More")
+    await expect(page.locator("#waiting")).to_contain_text("1+ waiting")
+    await expect(page).to_have_title("(1+) Runfold")
+    await button(page, "Show more").click()
+    await expect(page.locator("article.card")).to_have_count(2)
+    for _ in range(3):
+        if waiting > 2:
+            await button(page, "Show more").click()
+    await page.unroute("**/inbox?limit=*")
+    for run in runs:
+        await expect(card_of(page, run)).to_be_visible()
+    await expect(page.locator("main")).not_to_contain_text("More are waiting")
+    await expect(button(page, "Show more")).to_be_hidden()
+    await expect(page.locator("#waiting")).to_contain_text(f"{waiting} waiting")
+
+
 async def test_the_runs_are_filtered_and_paged(stage: kit.Stage, tab: kit.Tab):
     page = tab.page
     for n in range(53):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import shutil
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
+from kit.guarded import DEPLOY, STREAMS, WAIT_S, Guarded, environ, guarded_cluster, guarded_server
 from kit.raw_client import ask
 from kit.servers import NatsServer, monitor
 from kit.waiting import eventually
+from nats.js.errors import BadRequestError
 
-from bridge.nats_api import NatsApi
-from bridge.signals import SignalDoor
 from journal import doors
-from journal.errors import PermissionDenied
+from journal.errors import PermissionDenied, StoreUnavailable
 from journal.fleet import Fleet
 from journal.records import Signal
 from journal.stores.jetstream import JetStreamStore
@@ -29,108 +25,9 @@ from journal.stores.provision import provision
 from journal.terms import Complete, Continue, Next
 from worker.agent import turn
 from worker.context import Call, Context
-from worker.service import Worker
 from worker.tools import UNSAFE, ToolCall
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
-
-DEPLOY = Path(__file__).parents[2] / "deploy" / "nats"
-ROLES = ("worker", "bridge", "ops", "alice", "auditor", "admin")
-WAIT_S = 15.0
-
-
-class Guarded:
-    """The server of deploy/nats, with its streams and a run."""
-
-    def __init__(self, server: NatsServer) -> None:
-        self.server = server
-
-    def url(self, role: str) -> str:
-        return self.server.url.replace("://", f"://{role}:{password(role)}@")
-
-    @contextlib.asynccontextmanager
-    async def store(self, role: str) -> AsyncGenerator[JetStreamStore]:
-        async with JetStreamStore(self.url(role)) as store:
-            yield store
-
-    @contextlib.asynccontextmanager
-    async def plain(self, role: str) -> AsyncGenerator[Plain]:
-        plain = Plain(role)
-        plain.client = await nats.connect(
-            self.url(role), inbox_prefix=f"_INBOX.runfold.{role}", error_cb=plain.on_error
-        )
-        try:
-            yield plain
-        finally:
-            await plain.client.close()
-
-    @contextlib.asynccontextmanager
-    async def bridge(self) -> AsyncGenerator[None]:
-        async with self.store("bridge") as store:
-            door, api = SignalDoor(store), NatsApi(store)
-            tasks = [asyncio.create_task(part.run()) for part in (door, api)]
-            try:
-                await eventually(lambda: not door.problem() and not api.problem())
-                yield
-                assert (door.problem(), api.problem()) == ("", "")
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-
-    @contextlib.asynccontextmanager
-    async def worker(self) -> AsyncGenerator[None]:
-        ready = asyncio.Event()
-        made = Worker(self.url("worker"), [asker], on_ready=ready.set)
-        task = asyncio.create_task(made.serve())
-        async with asyncio.timeout(WAIT_S):
-            await ready.wait()
-        yield
-        await made.stop()
-        await task
-
-    async def state(self) -> Any:
-        """Of all streams: how many messages, and their settings."""
-        found: dict[str, Any] = {}
-        for name in ("JOURNAL_0", "TASKS", "SIGNALS", "REJECTED"):
-            info = await ask(self.url("admin"), f"$JS.API.STREAM.INFO.RUNFOLD_{name}")
-            found[name] = (info["state"]["messages"], info["state"]["last_seq"], info["config"])
-        return found
-
-
-class Plain:
-    """A client that knows nothing of Runfold."""
-
-    def __init__(self, role: str) -> None:
-        self.role = role
-        self.client: Any = None
-        self.errors: list[str] = []
-
-    async def on_error(self, error: Exception) -> None:
-        self.errors.append(str(error))
-
-    async def denied(self, subject: str, payload: Any = b"", **headers: str) -> None:
-        """The server says so. nats-py passes its text on in small letters."""
-        data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-        await self.client.publish(subject, data, headers=headers or None)
-        await self._said(f'publish to "{subject.lower()}"', subject)
-
-    async def deaf(self, subject: str) -> None:
-        """It may not listen there."""
-        await self.client.subscribe(subject)
-        await self._said(f'subscription to "{subject.lower()}"', subject)
-
-    async def _said(self, text: str, subject: str) -> None:
-        await self.client.flush()
-        await eventually(
-            lambda: any(text in error for error in self.errors),
-            2,
-            what=f"{self.role} is denied {subject}: {self.errors}",
-        )
-
-
-def password(role: str) -> str:
-    return f"secret-of-{role}"
 
 
 @turn("asker")
@@ -149,17 +46,11 @@ async def asker(ctx: Context) -> Next:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     folder = tmp_path_factory.mktemp("guarded")
-    for conf in DEPLOY.glob("*.conf"):
-        shutil.copy(conf, folder)
-    environ = {f"RUNFOLD_{role.upper()}_PASSWORD": password(role) for role in (*ROLES, "sys")}
-    environ["RUNFOLD_NATS_DATA"] = str(folder / "data")
     loop = asyncio.new_event_loop()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environ.items():
-            patch.setitem(os.environ, name, value)
-        server = NatsServer(folder)
-        (folder / "nats-server.conf").write_text('include "server.conf"\n')
-        loop.run_until_complete(server._launch())
+        for name, value in environ(folder).items():
+            patch.setenv(name, value)
+        server = loop.run_until_complete(guarded_server(folder))
     yield server
     loop.run_until_complete(server.stop())
     loop.close()
@@ -206,9 +97,57 @@ async def test_the_example_syncs_each_write(guarded: Guarded) -> None:
 
 
 async def test_each_role_does_its_work(guarded: Guarded) -> None:
+    await all_work(guarded)
+
+
+@pytest.mark.timeout(120)
+async def test_each_role_does_its_work_in_a_cluster_and_no_answer_goes_astray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roles at different servers, three replicas."""
+    for name, value in environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    cluster = await guarded_cluster(tmp_path)
+    guarded = Guarded(*cluster.servers)
+    try:
+
+        async def provisioned() -> bool:
+            try:
+                return bool(await provision(guarded.url("admin")))
+            except StoreUnavailable:  # no leader yet
+                return False
+
+        await eventually(provisioned, 60)
+        await all_work(guarded)
+        for role, asked in TRICKS.items():
+            await no_trick_works(guarded, role, asked)
+        await no_task_goes_astray(guarded)
+    finally:
+        await cluster.stop()
+
+
+async def test_another_namespace_is_the_same_file_with_another_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ(tmp_path).items():
+        monkeypatch.setenv(name.replace("RUNFOLD", "ACME"), value)
+    conf = (DEPLOY / "roles.conf").read_text().replace("runfold", "acme")
+    server = await NatsServer.start(tmp_path, extra_conf=conf.replace("RUNFOLD", "ACME"))
+    try:
+        urls = {role: Guarded(server).url(role) for role in ("admin", "worker", "auditor")}
+        await provision(urls["admin"], namespace="acme")
+        async with JetStreamStore(urls["worker"], namespace="acme") as store:
+            await doors.start(store, "nobody", None, run_id="r")
+        async with JetStreamStore(urls["auditor"], namespace="acme") as store:
+            assert (await doors.state(store, "r")).status == "running"
+    finally:
+        await server.stop()
+
+
+async def all_work(guarded: Guarded) -> None:
     """A run is started by the bridge, worked by the worker, approved by alice, told something by
     ops, and watched by the auditor."""
-    async with guarded.worker(), guarded.bridge(), guarded.store("auditor") as looking:
+    async with guarded.worker(asker), guarded.bridge(), guarded.store("auditor") as looking:
         auditor = Fleet(looking)
         async with guarded.store("bridge") as store:
             assert (await Fleet(store, by="alice").start("asker", None, run_id="o.1")).created
@@ -237,6 +176,47 @@ async def test_each_role_does_its_work(guarded: Guarded) -> None:
         assert (await looking.signals.backlog()).waiting == 0
     async with guarded.store("admin") as store:
         await doors.purge(store, "o.1")
+
+
+async def test_each_role_does_its_work_with_a_client_that_knows_nothing_of_accounts(
+    guarded: Guarded,
+) -> None:
+    """nats-py as it comes: what a role asks of JetStream and hears of others goes as it would in
+    one account."""
+    expecting = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    async with (
+        guarded.worker(asker),
+        guarded.plain("worker") as worker,
+        guarded.plain("bridge") as bridge,
+        guarded.plain("auditor") as auditor,
+        guarded.plain("ops") as ops,
+        guarded.store("admin") as admin,
+    ):
+        heard = [await auditor.client.subscribe(f"runfold.{kind}.*") for kind in HEARD]
+        await auditor.client.flush()
+        js = worker.client.jetstream()
+        ack = await js.publish("runfold.journal.0.plain", b"{}", headers=expecting)
+        with pytest.raises(BadRequestError):
+            await js.publish("runfold.journal.0.plain", b"{}", headers=expecting)
+        await js.publish("runfold.task.asker.plain", b"no task")
+        await worker.client.publish("runfold.live.plain", b"He")
+        assert [(await one.next_msg(5)).data for one in heard] == [b"{}", b"He"]
+        found = await auditor.client.jetstream().get_msg("RUNFOLD_JOURNAL_0", ack.seq, direct=True)
+        assert found.data == b"{}"
+        assert (await auditor.client.jetstream().stream_info("RUNFOLD_TASKS")).state.consumer_count
+        await ops.client.jetstream().publish("runfold.signal.plain.cancel", b"{}")
+        pull = await bridge.client.jetstream().pull_subscribe_bind("bridge", "RUNFOLD_SIGNALS")
+        (signal,) = await pull.fetch(1, timeout=5)
+        assert signal.subject == "runfold.signal.plain.cancel"
+        await signal.ack_sync()
+        await bridge.client.jetstream().publish("runfold.rejected.plain.cancel", b"{}")
+        assert len(await Fleet(admin).workers()) == 1
+        assert [one.errors for one in (worker, bridge, auditor, ops)] == [[]] * 4
+    await ask(guarded.url("admin"), "$JS.API.STREAM.PURGE.RUNFOLD_JOURNAL_0")
+    await ask(guarded.url("admin"), "$JS.API.STREAM.PURGE.RUNFOLD_REJECTED")
+
+
+HEARD = ("journal.0", "live")
 
 
 async def collected(fleet: Fleet, run: str) -> list[Any]:
@@ -342,3 +322,115 @@ async def test_the_product_says_what_a_role_may_not(guarded: Guarded) -> None:
             await store.load((await doors.state(store, f"by.{role}")).run_id)
             with pytest.raises(PermissionDenied):
                 await store.trim((await doors.state(store, f"by.{role}")).run_id, before=2)
+
+
+# ---- answers that are sent elsewhere -------------------------------------------------------------
+
+JOURNAL_READ = ("$JS.API.DIRECT.GET.RUNFOLD_JOURNAL_0", b'{"seq": 999999}')  # an empty answer
+JOURNAL_INFO = ("$JS.API.STREAM.INFO.RUNFOLD_JOURNAL_0", b"")
+PULL = ("$JS.API.CONSUMER.MSG.NEXT.RUNFOLD_TASKS.asker", b'{"no_wait": true}')  # an empty answer
+TRICKS: dict[str, tuple[tuple[str, bytes], ...]] = {
+    "ops": (
+        ("runfold.signal.x.cancel", b"{}"),
+        ("runfold.api.signals.x.cancel", b"{}"),
+        ("$SRV.PING", b""),
+    ),
+    "alice": (
+        ("runfold.signal.as.alice.x.cancel", b"{}"),
+        ("runfold.api.as.alice.signals.x.cancel", b"{}"),
+        ("$SRV.PING", b""),
+    ),
+    "auditor": (JOURNAL_READ, JOURNAL_INFO),
+    "worker": (JOURNAL_READ, JOURNAL_INFO, PULL, ("runfold.task.nobody.x", b"")),
+    "bridge": (JOURNAL_READ, JOURNAL_INFO, PULL, ("runfold.rejected.x.cancel", b"")),
+}
+"""What each role may ask. nats-server 2.15.1 checks no permission on where it wants the answer."""
+
+STORED = {"task": "TASKS", "rejected": "REJECTED", "signal": "SIGNALS"}
+
+ASTRAY = (
+    "runfold.journal.0.victim",
+    "runfold.task.nobody.victim",
+    "runfold.rejected.victim.cancel",
+    "runfold.signal.victim.cancel",
+    "runfold.signal.as.bob.victim.cancel",
+    "runfold.api.as.bob.signals.victim.cancel",
+    "$JS.API.STREAM.PURGE.RUNFOLD_JOURNAL_0",
+    "$JS.API.STREAM.DELETE.RUNFOLD_TASKS",
+    "$JS.API.CONSUMER.DELETE.RUNFOLD_SIGNALS.bridge",
+    "streams.$JS.API.STREAM.PURGE.RUNFOLD_JOURNAL_0",
+    "$JS.ACK.RUNFOLD_SIGNALS.bridge.1.1.1.1.0",
+)
+
+
+@pytest.mark.parametrize("role", list(TRICKS))
+async def test_no_answer_is_stored_or_obeyed_wherever_it_is_sent(
+    guarded: Guarded, role: str
+) -> None:
+    async with guarded.worker(asker):  # its consumers are there
+        pass
+    await no_trick_works(guarded, role, TRICKS[role])
+
+
+async def no_trick_works(guarded: Guarded, role: str, asked: tuple[tuple[str, bytes], ...]) -> None:
+    """What is asked for is there afterwards, and nothing that an answer did."""
+    run = f"victim.{role}"
+    async with guarded.answering(), guarded.store("bridge") as store, guarded.plain(role) as plain:
+        await doors.start(store, "nobody", None, run_id=run)
+        before = await guarded.state()
+        expected = {name: before[name][1] for name in STREAMS}
+        for reply in ASTRAY:
+            for subject, payload in asked:
+                await plain.tell(subject, payload, reply.replace("victim", run.replace(".", "~")))
+        for subject, payload in asked:  # all of it has been done when these are answered
+            await plain.client.request(subject, payload, timeout=5)
+            if stream := STORED.get(subject.split(".")[1]):
+                # nats-server 2.15.1 itself refuses a client's $JS.ACK as a reply subject.
+                expected[stream] += len(ASTRAY)
+        after = await guarded.state()
+        assert {name: after[name][1] for name in STREAMS} == expected
+        assert after["JOURNAL_0"] == before["JOURNAL_0"]
+        assert (await doors.state(store, run)).status == "running"
+        assert all("publish with reply of" in error for error in plain.errors), plain.errors
+    for stream in ("SIGNALS", "REJECTED"):
+        await ask(guarded.url("admin"), f"$JS.API.STREAM.PURGE.RUNFOLD_{stream}")
+
+
+async def test_what_a_worker_makes_of_the_tasks_stream_reaches_no_other_stream(
+    guarded: Guarded,
+) -> None:
+    """A consumer pushes to whatever subject it was made with, in the streams' account, but only
+    where somebody listens to exactly that one; a schedule targets its own stream's subjects alone
+    (nats-server 2.15.1)."""
+    await no_task_goes_astray(guarded)
+
+
+async def no_task_goes_astray(guarded: Guarded) -> None:
+    targets = (
+        "$JS.API.STREAM.PURGE.RUNFOLD_JOURNAL_0",
+        "runfold.journal.0.victim",
+        "runfold.signal.as.bob.victim.cancel",
+        "runfold.rejected.victim.cancel",
+    )
+    before = await guarded.state()
+    async with guarded.plain("worker") as plain:
+        for number, target in enumerate(targets):
+            due = {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": target}
+            reply = await plain.client.request("runfold.timer.victim", b"{}", 5, headers=due)
+            assert json.loads(reply.data)["error"]["err_code"] == 10190  # the target is invalid
+            name, filter = f"evil{number}", f"runfold.task.evil{number}.>"
+            config = {"durable_name": name, "filter_subject": filter, "deliver_subject": target}
+            config |= {"ack_policy": "explicit", "deliver_policy": "all"}
+            reply = await plain.client.request(
+                f"$JS.API.CONSUMER.CREATE.RUNFOLD_TASKS.{name}.{filter}",
+                json.dumps({"stream_name": "RUNFOLD_TASKS", "config": config}).encode(),
+            )
+            assert "error" not in json.loads(reply.data)
+            await plain.client.request(f"runfold.task.{name}.victim", b"", timeout=5)
+        for number in range(len(targets)):
+            info = await plain.client.request(f"$JS.API.CONSUMER.INFO.RUNFOLD_TASKS.evil{number}")
+            found = json.loads(info.data)
+            assert (found["delivered"]["consumer_seq"], found["num_pending"]) == (0, 1)
+    after = await guarded.state()
+    for name in ("JOURNAL_0", "SIGNALS", "REJECTED"):
+        assert after[name] == before[name]
