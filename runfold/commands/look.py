@@ -60,7 +60,7 @@ def show(
             except JournalDamaged as damage:
                 _print_timeline(damage.good, json)
                 raise
-        if seen.torn:
+        if seen.torn and seen.entries:
             note(f"{seen.torn} bytes of a torn last record are ignored: never acknowledged")
         _print_timeline(seen.entries, json)
         if seen.unusable is not None:
