@@ -47,7 +47,8 @@ class Retry(Struct, frozen=True, kw_only=True):
 class Continue(Struct, frozen=True, kw_only=True):
     """Another turn, from `state`: at once, or when the first of these waits ends (R63).
 
-    `delay` from now, or `until` an aware instant · `until_input` an input is queued ·
+    `delay` from now, or `until` an aware instant · `until_input` an input is queued, of either
+    mode (one that this turn left queued ends the wait at once: place both before) ·
     `until_child` the child run has ended.
     """
 
