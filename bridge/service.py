@@ -93,6 +93,11 @@ class Bridge:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
 
+    @property
+    def store(self) -> JetStreamStore | None:
+        """What it stands on, while it is open."""
+        return self._store
+
     async def stop(self) -> None:
         """Tell it to stop; idempotent. `serve` returns when it has."""
         self._stopping.set()

@@ -19,6 +19,7 @@ from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.nats_address import without_password
 from journal.stores.provision import inspect
+from journal.stores.safety import Safety
 
 from .frame import UsageProblem
 from .store import is_url, open_store
@@ -127,6 +128,11 @@ async def note_safety(target: Target, monitor: str | None, store: Store) -> None
         found = await inspect(
             target.store, namespace=target.namespace, monitor_url=monitor, creds=target.creds
         )
+    note_unsaid(store, found)
+
+
+def note_unsaid(store: JetStreamStore, found: Safety | None) -> None:
+    """What was found of the store's safety and not said when it was opened."""
     assert found is not None  # an open store has judged its stream
     unsaid = [finding.what for finding in found.findings if finding.what not in store.degraded]
     if unsaid:

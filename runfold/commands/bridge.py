@@ -23,7 +23,7 @@ from worker.opening import embedded, is_url
 
 from ..dying import die_with_parent
 from ..frame import UsageProblem, execute
-from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target
+from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, note_unsaid
 from ..terminal import emit_json, note, say
 
 if TYPE_CHECKING:
@@ -125,6 +125,12 @@ async def _bridge(
         raise UsageProblem(error.message, hint="give --tokens instead of --no-auth") from error
 
 
+def _ready(made: Bridge, target: Target) -> None:
+    note(f"bridge: {made.address}")
+    if target.store is not None and made.store is not None:  # our own server syncs every write
+        note_unsaid(made.store, made.store.safety)
+
+
 async def _serve(
     url: str, host: str, port: int, auth: Auth, limits: dict[str, Any], target: Target
 ) -> int:
@@ -138,7 +144,7 @@ async def _serve(
         host=host,
         port=port,
         **limits,
-        on_ready=lambda: note(f"bridge: {made.address}"),
+        on_ready=lambda: _ready(made, target),
     )
     try:
         async with asyncio.TaskGroup() as group:

@@ -113,3 +113,10 @@ async def test_what_is_wrong_with_a_bridge_stands_once_on_stderr(cli: Cli) -> No
     child.send(signal.SIGTERM)
     assert (await child.done()).code == 0
     assert err.read_text().count(line) == 1
+
+
+async def test_a_bridge_says_where_it_cannot_see_whether_writes_are_synced(cli: Cli) -> None:
+    child, _, err = await begin(cli, "--no-auth")
+    await eventually(lambda: "storage UNVERIFIED" in err.read_text(), 20)
+    child.send(signal.SIGTERM)
+    assert (await child.done()).code == 0
