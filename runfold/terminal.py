@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from typing import Any
@@ -99,7 +100,10 @@ def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> 
     if end is None or fold.finished or isinstance(end, Waiting):
         for wait in waiting_on(fold, held=held, now=now):
             until = f" until {instant_text(wait.until)}" if wait.until else ""
-            ended_by = visible(wait.ended_by).replace("` ", f"{option}` ")
+            ended_by = visible(wait.ended_by)
+            if " --store http" in option:  # a bridge runs nothing
+                ended_by = re.sub(r" or `runfold run [^`]*`", "", ended_by)
+            ended_by = ended_by.replace("` ", f"{option}` ")
             if ended_by.endswith("`"):
                 ended_by = f"{ended_by[:-1]}{option}`"
             say(f"  waits for {wait.what}{until}: {ended_by}")
