@@ -17,7 +17,7 @@ from journal.allowed import allowed_values
 from journal.errors import BadPayload, RunfoldError
 from journal.escape import visible
 from journal.fleet import Fleet
-from journal.ids import shown
+from journal.ids import RunId, run_id, shown
 from journal.limits import WAIT_MAX_S
 from journal.values import BadJSON, parse_strict
 
@@ -71,6 +71,11 @@ class Call:
         """A whole number of the query; raises BadRequest."""
         text = self.query.get(name)
         return default if text is None else whole(text, name, low, high)
+
+    def after(self) -> RunId | None:
+        """`after`: the run that a page goes on behind; raises InvalidId."""
+        text = self.query.get("after")
+        return None if text is None else run_id(text)
 
     def wait_s(self) -> float:
         """`wait`: `30s`, `500ms` or seconds; raises BadRequest."""

@@ -6,14 +6,13 @@ from typing import Final
 
 from starlette.responses import Response
 
-from journal import ids
 from journal.limits import LIST_PAGE
 from journal.stores.rejected import REJECTED_PAGE
 
 from .call import Call, answer
 from .desk import Desk, Health
 from .metrics import METRICS_TYPE
-from .operation import TEXT, Answer, Operation, Parameter, json_answer
+from .operation import TEXT, Answer, Operation, json_answer, query
 from .shapes import RUN_ID, Inbox, Refusals, Workers
 
 PAGE: Final = 100
@@ -26,25 +25,15 @@ def operations(desk: Desk) -> list[Operation]:
 
 def _inbox() -> Operation:
     async def handle(call: Call) -> Response:
-        after = call.query.get("after")
         found = await call.fleet.inbox_page(
-            after=None if after is None else ids.run_id(after),
+            after=call.after(),
             limit=call.whole("limit", 1, LIST_PAGE, PAGE),
         )
         return answer(Inbox(items=found.items, next=found.next))
 
-    after = Parameter(
-        name="after",
-        place="query",
-        schema=RUN_ID,
-        about="Go on after this run: `next` of the page before.",
-    )
-    limit = Parameter(
-        name="limit",
-        place="query",
-        schema={"type": "integer", "minimum": 1, "maximum": LIST_PAGE},
-        about=f"Items; a run's stand on one page. Default {PAGE}.",
-    )
+    after = query("after", "Go on after this run: `next` of the page before.", **RUN_ID)
+    about = f"Items; a run's stand on one page. Default {PAGE}."
+    limit = query("limit", about, type="integer", minimum=1, maximum=LIST_PAGE)
     return Operation(
         name="inbox",
         method="GET",
@@ -79,12 +68,8 @@ def _rejected() -> Operation:
         limit = call.whole("limit", 1, REJECTED_PAGE, PAGE)
         return answer(Refusals(rejected=await call.desk.store.rejected.latest(limit)))
 
-    limit = Parameter(
-        name="limit",
-        place="query",
-        schema={"type": "integer", "minimum": 1, "maximum": REJECTED_PAGE},
-        about=f"Default {PAGE}.",
-    )
+    about = f"Default {PAGE}."
+    limit = query("limit", about, type="integer", minimum=1, maximum=REJECTED_PAGE)
     return Operation(
         name="rejected",
         method="GET",

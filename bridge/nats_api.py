@@ -28,7 +28,8 @@ from journal.stores.nats_service import Asked, Service
 from journal.stores.signals_queue import REQUEST_HEADER
 
 from .problems import STATUS_BY_CODE, Busy, Internal
-from .saying import given, input_json, read_payload, say
+from .saying import given, read_payload, say
+from .shapes import InputReceipt
 
 log = logging.getLogger("runfold")
 
@@ -202,19 +203,19 @@ class NatsApi:
             request_id=wanted.request_id or header or None,
             by=by,
         )
-        return "applied" if found.created else "repeated", input_json(wanted.run, found)
+        return "applied" if found.created else "repeated", InputReceipt.of(wanted.run, found)
 
     async def _withdraw(self, data: bytes, by: str) -> tuple[str, JSON]:
         wanted = read_payload(data, WithdrawRequest, "withdraw", REQUEST_BYTES_MAX)
         request = parse_request_id(wanted.request_id) or ""
         found = await doors.withdraw(self._store, wanted.run, request, by=by)
-        return "withdrawn", input_json(wanted.run, found)
+        return "withdrawn", InputReceipt.of(wanted.run, found)
 
     async def _get(self, data: bytes) -> tuple[str, JSON]:
         wanted = read_payload(data, GetRequest, "get", REQUEST_BYTES_MAX)
         fleet = Fleet(self._store)
         found = await fleet.input(wanted.run, wanted.request_id, wait_s=wanted.wait)
-        return "read", input_json(wanted.run, found)
+        return "read", InputReceipt.of(wanted.run, found)
 
 
 def _endpoints(prefix: str) -> dict[str, str]:

@@ -70,6 +70,11 @@ class Operation(Struct, frozen=True, kw_only=True):
         return frozenset(one.name for one in self.parameters if one.place == "query")
 
 
+def query(name: str, about: str, **schema: JSON) -> Parameter:
+    """A parameter of the query, with its schema."""
+    return Parameter(name=name, place="query", schema=schema, about=about)
+
+
 def json_answer(about: str, body: Any, **headers: str) -> Answer:
     """An answer in JSON; a header's name has `_` for `-`."""
     named = {name.replace("_", "-"): said for name, said in headers.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import ClassVar, Final
+from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -115,8 +115,6 @@ STATUS_BY_CODE: Final[dict[str, int]] = {
 class Problem(Struct, frozen=True, kw_only=True):
     """`code` is the word of the exception; `hint` says what to do; `winner` is the ordinal of the
     decision that won; `marker` and `step` are what a task's run waits for."""
-
-    TYPE: ClassVar[str] = PROBLEM_TYPE
 
     title: str
     status: int

@@ -148,6 +148,15 @@ class RemoteTask:
         claim = self.journal.claim
         return [step.last for step in self.journal.fold.unknown() if step.last.claim == claim]
 
+    def check_none_open(self, what: str) -> None:
+        """Raises StepOpen where the worker makes a write now: `what` would cut it off."""
+        if open_ := self.open_writes():
+            raise StepOpen(
+                f"run {self.run_id}: {what} while {open_[0].step} is open",
+                run_id=self.run_id,
+                hint="append its result; if you don't know it, ask for its step again",
+            )
+
     # ---- a request --------------------------------------------------------------------------
 
     @asynccontextmanager

@@ -156,12 +156,7 @@ async def release(task: RemoteTask, claim: int | None) -> dict[str, Any]:
         await task.give_back()
         return {"released": True}
     async with task.entered(claim, takes=False):
-        if open_ := task.open_writes():
-            raise StepOpen(
-                f"run {task.run_id}: the run is not given up while {open_[0].step} is open",
-                run_id=task.run_id,
-                hint="append its result; if you don't know it, ask for its step again",
-            )
+        task.check_none_open("it is not given up")
         await task.journal.append(lambda fold: Release(reason="drain") if fold.claim else None)
         task.journal.give_up()
         await task.give_back()
@@ -197,12 +192,7 @@ async def _commit(task: RemoteTask, record_id: str, asked: End) -> None:
     """Raises StepOpen, InputsQueued, ReplayMismatch, RunCancelled; nothing was committed then."""
     journal = task.journal
     outcome = _outcome(asked)
-    if open_ := task.open_writes():
-        raise StepOpen(
-            f"run {task.run_id}: the turn can't end while {open_[0].step} is open",
-            run_id=task.run_id,
-            hint="append its result; if you don't know it, ask for its step again",
-        )
+    task.check_none_open("the turn can't end")
     if task.ends().over():
         await task.ends(record_id).fail("duration", "the run's time is over")
         return

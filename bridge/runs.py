@@ -19,7 +19,7 @@ from journal.records import Status
 
 from .call import WAIT_PATTERN, Call, answer, whole
 from .desk import Desk
-from .operation import JSON_TYPE, Answer, Operation, Parameter, json_answer
+from .operation import JSON_TYPE, Answer, Operation, Parameter, json_answer, query
 from .problems import BadRequest
 from .shapes import EVENT, NAME, RUN_ID, JournalPage, NewRun, Run, Runs, StartedRun
 from .sse import EVENTS_TYPE, Follow
@@ -95,9 +95,6 @@ async def _start(call: Call) -> Response:
 
 
 def _list_runs() -> Operation:
-    def query(name: str, about: str, **schema: Any) -> Parameter:
-        return Parameter(name=name, place="query", schema=schema, about=about)
-
     return Operation(
         name="list_runs",
         method="GET",
@@ -129,7 +126,6 @@ async def _list(call: Call) -> Response:
         raise BadRequest(f"status is one of {', '.join(STATUSES)}, not {ids.shown(status)}")
     if agent is not None:
         ids.name(agent, "an agent")
-    after = call.query.get("after")
     older_than = call.query.get("older_than")
     wanted = Filter(
         status=status,
@@ -138,7 +134,7 @@ async def _list(call: Call) -> Response:
     )
     found = await call.fleet.page(
         wanted,
-        after=None if after is None else ids.run_id(after),
+        after=call.after(),
         limit=call.whole("limit", 1, LIST_PAGE, PAGE),
     )
     return answer({"runs": found.runs, "next": found.next})
@@ -179,24 +175,13 @@ def _get_journal() -> Operation:
         handle=_journal,
         parameters=(
             ID,
-            Parameter(
-                name="from",
-                place="query",
-                schema=ordinal,
-                about="The first record's ordinal; of a stream at most one behind the last record.",
+            query(
+                "from",
+                "The first record's ordinal; of a stream at most one behind the last record.",
+                **ordinal,
             ),
-            Parameter(
-                name="limit",
-                place="query",
-                schema={"type": "integer", "minimum": 1, "maximum": LIST_PAGE},
-                about="Of a page.",
-            ),
-            Parameter(
-                name="follow",
-                place="query",
-                schema={"type": "string", "enum": ["0", "1"]},
-                about="1: as `Accept: text/event-stream`.",
-            ),
+            query("limit", "Of a page.", type="integer", minimum=1, maximum=LIST_PAGE),
+            query("follow", "1: as `Accept: text/event-stream`.", type="string", enum=["0", "1"]),
             Parameter(
                 name="Last-Event-ID",
                 place="header",

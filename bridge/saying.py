@@ -6,22 +6,22 @@ differs. Every rule is the journal's.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from journal import doors
-from journal.doors import Receipt
 from journal.errors import BadPayload, TooLarge
 from journal.escape import visible
-from journal.inputs import InputState
 from journal.limits import SIGNAL_BYTES_MAX
 from journal.messages import JSON
 from journal.signal_address import SignalAddress
 from journal.signals import parse_signal
 from journal.store import Store
 from journal.values import BadJSON, parse_strict
+
+from .shapes import InputReceipt, SignalReceipt
 
 T = TypeVar("T", bound=Struct)
 
@@ -40,7 +40,7 @@ class Said(Struct, frozen=True, kw_only=True):
     """What became of it: a word, and the answer as docs/http.md has it."""
 
     result: Literal["applied", "kept", "repeated"]
-    answer: dict[str, Any]
+    answer: SignalReceipt | InputReceipt
 
 
 async def say(
@@ -67,7 +67,7 @@ async def say(
             by=address.by,
         )
         result = "applied" if found.created else "repeated"
-        return Said(result=result, answer=input_json(address.run, found))
+        return Said(result=result, answer=InputReceipt.of(address.run, found))
     signal = parse_signal(address.name, data)
     receipt = await doors.signal(
         store,
@@ -79,7 +79,7 @@ async def say(
         known=known,
         by=address.by,
     )
-    return Said(result=receipt.result, answer=receipt_json(address.run, receipt))
+    return Said(result=receipt.result, answer=SignalReceipt.of(address.run, receipt))
 
 
 def read_payload(data: bytes, shape: type[T], what: str, bytes_max: int) -> T:
@@ -106,22 +106,3 @@ def given(value: JSON | UnsetType, what: str, field: str) -> JSON:
 
 def _short(error: Exception) -> str:
     return visible(str(error)[:REASON_CHARS])[:REASON_CHARS]
-
-
-def receipt_json(run: str, receipt: Receipt) -> dict[str, Any]:
-    return {
-        "run": run,
-        "request_id": receipt.request_id,
-        "result": receipt.result,
-        "n": receipt.n,
-    }
-
-
-def input_json(run: str, found: InputState) -> dict[str, Any]:
-    return {
-        "run": run,
-        "request_id": found.request_id,
-        "mode": found.mode,
-        "content": found.content,
-        "status": found.status,
-    }

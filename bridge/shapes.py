@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from msgspec import Struct
 
+from journal.doors import Receipt
 from journal.inbox import InboxItem
+from journal.inputs import InputState
 from journal.limits import NAME_CHARS_MAX, RUN_ID_CHARS_MAX
 from journal.messages import JSON
 from journal.records import InputStatus, Mode, Status
@@ -136,6 +138,10 @@ class SignalReceipt(Struct, frozen=True, kw_only=True):
     result: Literal["applied", "kept", "repeated"]
     n: int
 
+    @classmethod
+    def of(cls, run: str, receipt: Receipt) -> Self:
+        return cls(run=run, request_id=receipt.request_id, result=receipt.result, n=receipt.n)
+
 
 class InputReceipt(Struct, frozen=True, kw_only=True):
     """An input and what became of it."""
@@ -145,6 +151,16 @@ class InputReceipt(Struct, frozen=True, kw_only=True):
     mode: Mode
     content: JSON
     status: InputStatus
+
+    @classmethod
+    def of(cls, run: str, known: InputState) -> Self:
+        return cls(
+            run=run,
+            request_id=known.request_id,
+            mode=known.mode,
+            content=known.content,
+            status=known.status,
+        )
 
 
 class Inbox(Struct, frozen=True, kw_only=True):

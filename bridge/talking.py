@@ -9,10 +9,8 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from journal import ids
-from journal.doors import Receipt
 from journal.errors import BadPayload, InvalidId, RunfoldError, StaleSignal
 from journal.ids import RunId
-from journal.inputs import InputState
 from journal.signals import Approve, Cancel, Reconcile, Reject, Resume
 
 from .call import Call, answer, converted
@@ -77,11 +75,7 @@ async def _signal(call: Call, run: RunId, name: str, payload: Any) -> Response:
         metrics.signal(name, error.code)
         raise
     metrics.signal(name, receipt.result)
-    return answer(_receipt(run, receipt))
-
-
-def _receipt(run: RunId, receipt: Receipt) -> SignalReceipt:
-    return SignalReceipt(run=run, request_id=receipt.request_id, result=receipt.result, n=receipt.n)
+    return answer(SignalReceipt.of(run, receipt))
 
 
 def _decide() -> Operation:
@@ -172,7 +166,7 @@ async def _send(call: Call) -> Response:
         raise
     metrics.signal("input", "applied" if sent.created else "repeated")
     return answer(
-        _input(run, sent),
+        InputReceipt.of(run, sent),
         201 if sent.created else 200,
         Location=f"/runs/{run}/inputs/{quote(sent.request_id, safe='')}",
     )
@@ -188,7 +182,7 @@ async def _get(call: Call) -> Response:
             found = await call.fleet.input(run, request_id)
     except StaleSignal as error:
         raise NotFound(error.message, run_id=run) from error
-    return answer(_input(run, found))
+    return answer(InputReceipt.of(run, found))
 
 
 async def _withdraw(call: Call) -> Response:
@@ -199,13 +193,3 @@ async def _withdraw(call: Call) -> Response:
         raise NotFound(error.message, run_id=run) from error
     await call.fleet.withdraw(run, request_id)
     return Response(status_code=204)
-
-
-def _input(run: RunId, known: InputState) -> InputReceipt:
-    return InputReceipt(
-        run=run,
-        request_id=known.request_id,
-        mode=known.mode,
-        content=known.content,
-        status=known.status,
-    )

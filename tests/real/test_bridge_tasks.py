@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,20 +17,11 @@ from journal.records import Claim
 from journal.views import Failed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
-_names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
-    with asyncio.Runner() as runner:
-        made = runner.run(NatsServer.start(tmp_path_factory.mktemp("nats")))
-        yield made
-        runner.run(made.stop())
 
 
 @pytest.fixture
-async def site(server: NatsServer) -> AsyncGenerator[HttpSite, None]:
-    async with http_site(server, f"t{next(_names)}") as made:
+async def site(nats_server: NatsServer, namespace: str) -> AsyncGenerator[HttpSite, None]:
+    async with http_site(nats_server, namespace) as made:
         yield made
 
 
@@ -362,8 +351,10 @@ async def test_a_run_does_not_complete_over_a_queued_input_unless_it_is_left(sit
     assert (await site.fleet.input("a1", "i2")).status == "unanswered"
 
 
-async def test_workers_that_vanish_count_as_restarts_until_the_limit(server: NatsServer):
-    async with http_site(server, f"t{next(_names)}", ack_wait_s=1.0, restart_limit=2) as site:
+async def test_workers_that_vanish_count_as_restarts_until_the_limit(
+    nats_server: NatsServer, namespace: str
+):
+    async with http_site(nats_server, namespace, ack_wait_s=1.0, restart_limit=2) as site:
         await site.start("a1")
         for _ in range(2):
             await (await site.poll(retry={"attempts": 1})).read()
@@ -377,9 +368,10 @@ async def test_workers_that_vanish_count_as_restarts_until_the_limit(server: Nat
 
 
 async def test_a_task_that_is_given_back_goes_to_the_next_worker_and_counts_as_no_crash(
-    server: NatsServer,
+    nats_server: NatsServer,
+    namespace: str,
 ):
-    async with http_site(server, f"t{next(_names)}", ack_wait_s=60.0, restart_limit=1) as site:
+    async with http_site(nats_server, namespace, ack_wait_s=60.0, restart_limit=1) as site:
         await site.start("a1")
         unread = await site.poll()
         assert await unread.post("release", {}) == {"released": True}

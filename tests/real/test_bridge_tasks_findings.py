@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -25,20 +24,11 @@ from journal.log import Log
 from journal.store import Unknown
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
-_names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
-    with asyncio.Runner() as runner:
-        made = runner.run(NatsServer.start(tmp_path_factory.mktemp("nats")))
-        yield made
-        runner.run(made.stop())
 
 
 @pytest.fixture
-async def site(server: NatsServer) -> AsyncGenerator[HttpSite, None]:
-    async with http_site(server, f"f{next(_names)}") as made:
+async def site(nats_server: NatsServer, namespace: str) -> AsyncGenerator[HttpSite, None]:
+    async with http_site(nats_server, namespace) as made:
         yield made
 
 
