@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -26,6 +27,11 @@ from .pulse import HealthLog, Pulse
 from .signals import SignalDoor
 
 TOKENS: Final = "tokens"
+
+READY_S: Final = 5.0
+"""What it does on NATS is in force within some ten round trips."""
+
+READY_LOOK_S: Final = 0.02
 
 
 class Part(Protocol):
@@ -121,6 +127,8 @@ class Bridge:
 
     def _to_log(self) -> dict[str, str]:
         """Without what auth.py says there itself, with more of it than is for everybody."""
+        if not self._ready:  # until then somebody waits for it to be
+            return {}
         found = self._problems()
         del found[TOKENS]
         return found
@@ -155,6 +163,7 @@ class Bridge:
             telling = group.create_task(HealthLog(self._to_log).run())
             serving = group.create_task(server.serve_until_cancelled(listening))
             try:
+                await self._begun()
                 self._ready = True
                 self._on_ready()
                 await self._stopping.wait()
@@ -165,6 +174,16 @@ class Bridge:
             await serving
             for task in working:
                 task.cancel()
+
+    async def _begun(self) -> None:
+        """What it does is in force; or it takes long, and health says why; or it is stopped."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_S
+        while any(part.problem() for part in self._parts) and loop.time() < deadline:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READY_LOOK_S):
+                    await self._stopping.wait()
+                    return
 
 
 def operations(desk: Desk, remote: RemoteTasks) -> list[Operation]:
