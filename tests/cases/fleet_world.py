@@ -13,6 +13,7 @@ from typing import Any
 
 from cases.world import strict
 from cases.zygote import Child, Done, Zygote
+from kit.audited import check
 from kit.ledger import Ledger
 from kit.waiting import eventually
 
@@ -193,9 +194,11 @@ class Workers:
         return journals
 
     async def _sound(self, run_id: str) -> list[dict[str, Any]]:
-        """The run's records: strict JSON, no gap, chained, nothing after the end, and they fold."""
+        """The run's records: strict JSON, no gap, chained, nothing after the end; they fold, and
+        break no rule of the audit."""
         fold, records, head = Fold(), list[dict[str, Any]](), "0" * 32
-        for n, entry in enumerate((await self.store.load(RunId(run_id))).entries, 1):
+        entries = (await self.store.load(RunId(run_id))).entries
+        for n, entry in enumerate(entries, 1):
             assert not records or not _ends(records[-1]), f"record {n} stands after the end"
             record = strict(entry.raw)
             assert (record["n"], record["prev"]) == (n, head), f"record {n} does not chain"
@@ -203,6 +206,7 @@ class Workers:
             records.append(record)
             fold.apply(Entry(decode(entry.raw), entry.raw))
         assert fold.newer is None
+        check(run_id, entries)
         return records
 
     async def close(self) -> None:

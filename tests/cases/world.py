@@ -14,6 +14,7 @@ from typing import Any
 
 from cases.pay import PayAgent, build
 from cases.zygote import Done
+from kit.audited import check
 from kit.ledger import Ledger
 
 from journal.codec import Entry, decode
@@ -137,7 +138,7 @@ def one_line(text: str) -> str:
 
 def check_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Strict JSON, no gap, chained by hashes, each step completed once, nothing after the end; and
-    the product folds it. The first part leans on nothing of the product's."""
+    the product folds and audits it. The first part leans on nothing of the product's."""
     records: list[dict[str, Any]] = []
     head = "0" * 32
     completed: set[str] = set()
@@ -157,6 +158,7 @@ def check_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         fold.apply(Entry(decode(line), line))
     assert fold.newer is None
+    check(records[0]["run"], [Entry(decode(line), line) for line in lines])
     return records
 
 

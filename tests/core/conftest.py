@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time as real_time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from kit.audited import watching
 from kit.build import VirtualTime
 
 settings.register_profile("core", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +26,16 @@ def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
                 if vars(module).get(real.__name__) is real:
                     monkeypatch.setattr(module, real.__name__, virtual)
     return virtual
+
+
+@pytest.fixture(autouse=True)
+def audited(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever journals a test leaves in its memory stores break no rule of the audit (R70), unless
+    it is marked `dishonest`: it makes what no writer does."""
+    with watching() as seen:
+        yield
+    if request.node.get_closest_marker("dishonest") is None:
+        assert seen.violations() == [], "the audit of what the test leaves in its stores"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from kit.build import RUN, failed
 from kit.records import Chain, fill
 
@@ -196,6 +197,7 @@ def test_who_has_no_token_learns_neither_the_files_path_nor_a_name_from_health(
     assert "carol" not in said
 
 
+@pytest.mark.dishonest
 async def test_a_journal_that_lost_records_is_damaged_also_where_its_tombstone_is_there() -> None:
     """A purge removes from the front: who reads from record 1 on and finds a gap has lost some."""
     store = MemoryStore()

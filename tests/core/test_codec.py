@@ -180,7 +180,7 @@ GOLDEN: dict[str, tuple[Record, str]] = {
         '"key":"customer-7"}',
     ),
     "step.started of a write with a policy": (
-        build.start_of("0/1", "pay", {"a": 1}, policy="interrupt"),
+        build.start_of("0/1", "pay", {"a": 1}, policy="interrupt", deadline=""),
         '{"type":"step.started",%s,"claim":2,"step":"0/1","kind":"tool","tool":"pay",'
         '"input":{"a":1},"digest":"c40d8628add51cffe2387e9227db6fa0","replay":"unsafe",'
         '"key":"a1:0/1:c40d8628add51cff","policy":"interrupt"}',

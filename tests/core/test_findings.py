@@ -406,6 +406,7 @@ async def test_only_the_deadline_says_that_a_call_made_over_http_is_over(
     assert await retried(store) is (past and answer != "yes")
 
 
+@pytest.mark.dishonest
 @pytest.mark.parametrize(("deadline", "over"), [(PAST, True), (FUTURE, False), ("", False)])
 async def test_a_start_without_a_claim_is_over_only_past_the_deadline(deadline: str, over: bool):
     log = Log(started(), begun(deadline), retry(PAY, 2))

@@ -211,6 +211,7 @@ async def test_a_follower_sees_each_record_once_and_the_end(fleet: Fleet, store:
     assert await followed(fleet, "r1") == whole
 
 
+@pytest.mark.dishonest
 async def test_a_follower_gets_what_stands_before_a_damage(fleet: Fleet, store: Telling) -> None:
     await fleet.start("chat", None, run_id="r1")
     journal = store._journals[RunId("r1")]
@@ -276,6 +277,7 @@ async def people_are_waited_for(fleet: Fleet, store: Telling) -> None:
     assert isinstance(await run(store, chat, "r6"), Completed)
 
 
+@pytest.mark.dishonest
 async def test_the_inbox_holds_what_people_must_do_and_nothing_else(
     fleet: Fleet, store: Telling
 ) -> None:
@@ -293,6 +295,7 @@ async def test_the_inbox_holds_what_people_must_do_and_nothing_else(
     assert [item.run for item in await fleet.inbox()] == ["r3", "r4"]
 
 
+@pytest.mark.dishonest
 async def test_lists_are_by_status_agent_and_page(fleet: Fleet, store: Telling) -> None:
     await people_are_waited_for(fleet, store)
     assert await listed(fleet) == ["r1", "r2", "r3", "r4", "r5", "r6"]

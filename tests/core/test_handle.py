@@ -260,7 +260,7 @@ async def test_a_claim_that_ended_again_fences_all_the_same():
 
     async def rival() -> None:
         await write_as_other(store, claimed("rival"))
-        await write_as_other(store, parked())
+        await write_as_other(store, parked("pause"))
 
     store.faults[store.appends + 1] = rival
     with pytest.raises(Fenced):
@@ -670,6 +670,7 @@ async def test_a_lock_lets_one_holder_in_and_is_free_after_it():
         pass
 
 
+@pytest.mark.dishonest
 async def test_a_damaged_journal_runs_nothing_and_names_the_place():
     log = Log(started(), start_of(READ, "lookup", unsafe=False), result_of(READ))
     del log.entries[1]

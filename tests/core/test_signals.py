@@ -77,7 +77,7 @@ M1, M2 = ASK.marker, asking(2, 0, "pay", "b" * 16).marker
 HANDLERS = asked_for("0/5").marker
 ASKED: list[Record] = [model_start(), reply_of(1, asks(request("pay")), ASK)]
 WAITING: list[Record] = [started(), *ASKED]
-UNKNOWN: list[Record] = [*WAITING, approved(M1), start_of(PAY, permit=4)]
+UNKNOWN: list[Record] = [*WAITING, approved(M1), start_of(PAY, input={}, permit=4)]
 START = 5
 
 
@@ -340,7 +340,9 @@ def test_the_first_decision_wins_and_the_other_is_told_who_won(first: AnySignal,
         assert raised.value.winner == winner
 
 
-@pytest.mark.parametrize("later", [[], [start_of(PAY, permit=4)], [error_of(PAY, via="refused")]])
+@pytest.mark.parametrize(
+    "later", [[], [start_of(PAY, input={}, permit=4)], [error_of(PAY, via="refused")]]
+)
 def test_a_decision_repeated_later_is_answered_as_done_not_as_an_error(later: list[Record]):
     log = Log(*WAITING, approved(M1), *later)
     assert decide(log, Approve(marker=M1), "again") == Repeated(4)
@@ -428,7 +430,7 @@ def test_a_kept_decision_is_no_longer_pending_when_its_gate_is_reached():
 
 def test_a_decision_about_a_call_that_is_over_is_refused():
     log = Log(started(), model_start(), reply_of(1, asks(request("pay")), VerdictAllow()))
-    log.add(start_of(PAY))
+    log.add(start_of(PAY, input={}))
     log.add(result_of(PAY))
     with pytest.raises(StaleSignal, match="is not pending"):
         decide(log, Approve(marker=M1))
@@ -504,7 +506,7 @@ NOT_UNKNOWN: dict[str, tuple[list[Record], AnySignal, str]] = {
     "a step that only waits": (WAITING, RETRY, "has no step"),
     "a refused step": ([*WAITING, error_of(PAY, via="refused")], RETRY, "has no step"),
     "a finished step": ([*UNKNOWN, result_of(PAY)], RETRY, "it has a result, record 6"),
-    "a read": ([*WAITING, start_of(PAY, unsafe=False)], RETRY, "safe to repeat"),
+    "a read": ([*WAITING, start_of(PAY, input={}, unsafe=False)], RETRY, "safe to repeat"),
     "a model call": (
         [started(), model_start()],
         Reconcile(step="llm/1", outcome="done", result="x"),
@@ -521,7 +523,7 @@ NOT_UNKNOWN: dict[str, tuple[list[Record], AnySignal, str]] = {
         "record 99 is not its last start",
     ),
     "running under the live claim": (
-        [started(), claimed(), start_of(PAY)],
+        [started(), claimed(), start_of(PAY, input={})],
         RETRY,
         "it is running under claim 2 of worker w1",
     ),
@@ -542,13 +544,13 @@ def test_a_write_that_runs_under_a_lock_cannot_be_reconciled():
 
 @pytest.mark.parametrize("after", [[released()], [parked("reconcile")], [claimed("w2")]])
 def test_a_write_of_a_claim_that_is_over_can_be_reconciled(after: list[Record]):
-    decision = decide(Log(started(), claimed(), start_of(PAY), *after), RETRY)
+    decision = decide(Log(started(), claimed(), start_of(PAY, input={}), *after), RETRY)
     assert isinstance(decision, Append)
 
 
 def twice_started() -> Log:
     """The write was permitted a retry, and that was cut off too."""
-    return Log(*UNKNOWN, retry(PAY, START, "first"), start_of(PAY, permit=6))
+    return Log(*UNKNOWN, retry(PAY, START, "first"), start_of(PAY, input={}, permit=6))
 
 
 def test_a_step_that_was_started_twice_needs_the_start_to_be_named():
@@ -599,7 +601,7 @@ def test_a_repeated_request_gets_the_first_answer_again(case: str, when: str):
 def test_a_repeated_retry_gets_the_first_answer_again_once_the_retry_has_started():
     log = Log(*UNKNOWN)
     first = say(log, RETRY, "r1")
-    log.add(start_of(PAY, permit=first))
+    log.add(start_of(PAY, input={}, permit=first))
     assert decide(log, RETRY, "r1") == Repeated(first)
 
 
@@ -644,7 +646,7 @@ def test_no_request_id_of_a_person_stands_in_the_way_of_a_workers_signal(other: 
 UNFINISHED: dict[str, list[Record]] = {
     "started": [started()],
     "held": [started(), claimed()],
-    "in a write": [started(), claimed(), start_of(PAY)],
+    "in a write": [started(), claimed(), start_of(PAY, input={})],
     "waiting for a person": WAITING,
     "indeterminate": UNKNOWN,
     "paused": [started(), claimed(), parked("pause")],
@@ -780,7 +782,7 @@ NOT_LATE: dict[str, tuple[list[Record], Late, str]] = {
     "a step that is not there": (WAITING, LATE, "is not the last start of step"),
     "a record that is no start": (UNKNOWN, Late(step=PAY, start=4, result=1), "not the last start"),
     "the retry has started": (
-        [*UNKNOWN, retry(PAY, START), start_of(PAY, permit=6)],
+        [*UNKNOWN, retry(PAY, START), start_of(PAY, input={}, permit=6)],
         LATE,
         "record 5 is not the last start",
     ),
@@ -788,12 +790,12 @@ NOT_LATE: dict[str, tuple[list[Record], Late, str]] = {
     "the result is there": ([*UNKNOWN, result_of(PAY)], LATE, "has its result already"),
     "it was interrupted": ([*UNKNOWN, interrupted_of(PAY)], LATE, "has its result already"),
     "its iteration is over": (
-        [*WAITING, approved(M1), start_of(PAY), result_of(PAY), goes_on()],
+        [*WAITING, approved(M1), start_of(PAY, input={}), result_of(PAY), goes_on()],
         LATE,
         "not the last start",
     ),
     "it is running under the live claim": (
-        [started(), claimed(), start_of(PAY)],
+        [started(), claimed(), start_of(PAY, input={})],
         Late(step=PAY, start=3, result="L"),
         "running under claim 2",
     ),
@@ -816,7 +818,7 @@ def test_after_a_late_result_a_person_has_nothing_to_say():
 
 @pytest.mark.parametrize("after", [[released()], [parked("reconcile")], [claimed("w2")]])
 def test_a_worker_that_lost_its_claim_may_report(after: list[Record]):
-    log = Log(started(), claimed(), start_of(PAY), *after)
+    log = Log(started(), claimed(), start_of(PAY, input={}), *after)
     assert isinstance(decide(log, Late(step=PAY, start=3, result="L")), Append)
 
 
@@ -915,10 +917,12 @@ async def test_a_signal_whose_acknowledgement_was_lost_is_recorded_once(
 
 
 async def test_a_signal_that_comes_as_the_run_ends_is_refused():
-    store = await Log(*WAITING, approved(M1), start_of(PAY, permit=4)).store(FaultyStore())
+    store = await Log(*WAITING, approved(M1), start_of(PAY, input={}, permit=4)).store(
+        FaultyStore()
+    )
 
     async def ends() -> None:
-        log = Log(*WAITING, approved(M1), start_of(PAY, permit=4))
+        log = Log(*WAITING, approved(M1), start_of(PAY, input={}, permit=4))
         for body in (result_of(PAY), answered()):
             n = log.add(body)
             await store.append(RUN, log.entries[-1], expected=n - 1)

@@ -17,32 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.build import (
     AGENT,
-    ALLOW,
     AT,
     RUN,
     Log,
-    answered,
-    asked_for,
-    asking,
-    asks,
     cancelled_end,
     claimed,
-    error_of,
     failed,
     goes_on,
     interrupted_of,
     model_start,
-    parked,
-    progress_of,
     released,
-    reply_of,
-    request,
     result_of,
     spawned,
     start_of,
     started,
     submitted,
 )
+from kit.histories import LATER, history, seeded, signals_for
 
 from journal.claims import Delivery, decide_claim, decide_task
 from journal.codec import Damage, Entry
@@ -58,205 +49,12 @@ from journal.inputs import (
 )
 from journal.limits import INPUTS_QUEUED_MAX, REPEATS_KEPT_S, SUMMARY_BYTES_MAX
 from journal.records import Commit, Record, Signal
-from journal.signal_rules import Append, decide_signal
-from journal.signals import (
-    AnySignal,
-    Approve,
-    Cancel,
-    Child,
-    Late,
-    Reconcile,
-    Reject,
-    Resume,
-)
+from journal.signal_rules import decide_signal
 from journal.step_state import StepState
 from journal.steps import decide_step, make_call
 from journal.summary import restored, summary_after, with_summary
 from journal.views import run_json, run_state, waiting_on
-from journal.waits import instant_text, parse_instant, wakes_at
-
-Pick = Callable[[Sequence[Any]], Any]
-LATER = "2027-01-01T00:00:00.000Z"
-WAITS: list[dict[str, Any]] = [
-    {},
-    {"until_input": True},
-    {"until": LATER},
-    {"until_child": "c1", "until_input": True},
-    {"resume": True, "until": LATER},
-]
-
-
-# ---- random honest histories ------------------------------------------------------------------
-
-
-class History:
-    """Grows a journal one record at a time; `pick` is all that is random in it."""
-
-    def __init__(self, pick: Pick) -> None:
-        self.pick = pick
-        self.shared: bool = pick([True, True, False])
-        self.log = Log(started(revision=pick(["1", ""])))
-        self.count = 0
-
-    def grow(self) -> None:
-        """One more record of a kind that is picked; nothing where that kind has none now."""
-        self.count += 1
-        self._time_passes()
-        fold = self.log.fold
-        kinds = ["holder"] * 6 + ["signal"] * 2 + ["input", "claim", "stop", "commit", "commit"]
-        kinds += ["signal"] * 4 if fold.unknown() or fold.finished else []
-        kinds += ["claim"] * 4 if fold.claim is None else []
-        kinds += ["end"] if not self.count % 7 else []
-        kind = self.pick(kinds)
-        found = [body for body in getattr(self, f"_{kind}")() if self._accepted(body)]
-        if found:
-            self.log.add(self.pick(found))
-
-    def _time_passes(self) -> None:
-        seconds = self.pick([0, 0, 1, 3600, 86400, 4 * 86400])
-        self.log.at = instant_text(parse_instant(self.log.at) + timedelta(seconds=seconds))
-
-    def _accepted(self, body: Record) -> bool:
-        try:
-            self.log.fold.check(self.log.sealed(self.log.here(body)).record)
-        except Damage:
-            return False
-        return True
-
-    @property
-    def _holds(self) -> bool:
-        fold = self.log.fold
-        return not fold.finished and (fold.claim is not None if self.shared else fold.wait is None)
-
-    def _claim(self) -> Iterator[Record]:
-        fold = self.log.fold
-        if self.shared and not fold.finished and (fold.claim or fold.runnable(self.log.at)):
-            for revision in ("1", "2"):
-                yield claimed(f"w{self.count}", revision=revision, task=7)
-
-    def _signal(self) -> Iterator[Record]:
-        for signal in signals_for(self.log.fold):
-            if isinstance(signal, Cancel) and self.pick(range(10)):
-                continue  # a cancelled run starts nothing any more
-            request_id = signal.run if isinstance(signal, Child) else f"r{self.count}"
-            try:
-                decision = decide_signal(self.log.fold, signal, request_id, held=not self.shared)
-            except RunfoldError:
-                continue
-            if isinstance(decision, Append):
-                yield decision.body
-
-    def _input(self) -> Iterator[Record]:
-        fold = self.log.fold
-        if fold.finished:
-            return
-        for mode in ("steer", "follow_up"):
-            yield submitted(f"i{self.count}", mode)
-        for known in fold.queued():
-            withdrawal = decide_withdrawal(fold, known.request_id)
-            assert withdrawal is not None
-            yield withdrawal
-
-    def _holder(self) -> Iterator[Record]:
-        fold = self.log.fold
-        if not self._holds:
-            return
-        name = f"{fold.iteration}/{fold.attempt}.{self.count}"
-        if fold.cancel is None:
-            yield model_start(self.count)
-            yield start_of(name, "lookup", self.pick([1, 2]), unsafe=False)
-            for policy in ("reconcile", "interrupt", "probe"):
-                yield start_of(name, "pay", self.pick([1, 2]), policy=policy)
-            yield spawned(name, self.pick(["c1", "c2"]))
-        for step in list(fold.open.values()):
-            last = step.last
-            permit = step.reconciled.get(last.n)
-            yield msgspec.structs.replace(last, permit=permit.n if permit else 0, claim=0)
-            yield progress_of(step.name, self.count)
-            if last.kind == "model":
-                yield from self._replies(step)
-                continue
-            yield result_of(step.name, self.count)
-            yield error_of(step.name, "tool_error")
-            if step.unsafe:
-                yield interrupted_of(step.name, step.partial)
-        for modes in ((), ("steer",), ("follow_up",)):
-            placing = decide_placing(fold, name, modes)
-            if placing is not None:
-                yield placing
-
-    def _replies(self, step: StepState) -> Iterator[Record]:
-        n = int(step.name.rpartition("/")[2])
-        yield result_of(step.name, {"text": "hm"})
-        yield reply_of(n, asks(request("lookup"), request("pay")), ALLOW, asking(n, 1, "pay"))
-
-    def _stop(self) -> Iterator[Record]:
-        fold = self.log.fold
-        if not self._holds or not self.shared:
-            return
-        yield released()
-        for until in ("", LATER):
-            yield parked("retry", until=until, reason="TimeoutError")
-            yield parked("retry", until=until, afresh=True)
-            yield parked("pause", until=until, reason="the code changed")
-        yield parked("approval", asks=(asked_for(f"{fold.iteration}/9"),))
-        if fold.pending():
-            yield parked("approval")
-        if fold.unknown():
-            yield parked("reconcile")
-        safe = [step.name for step in fold.open.values() if not step.unsafe]
-        if safe:
-            yield parked("reconcile", steps=tuple(safe[:1]))
-
-    def _commit(self) -> Iterator[Record]:
-        if not self._holds:
-            return
-        state = {"seen": self.count}
-        for waits in WAITS:
-            if waits and not self.shared:
-                continue
-            commit = self.log.here(goes_on(state, **waits))
-            assert isinstance(commit, Commit)
-            yield with_summary(self.log.fold, msgspec.structs.replace(commit, at=self.log.at))
-        yield goes_on(state)  # one without a summary is no point to restart at
-
-    def _end(self) -> Iterator[Record]:
-        if self._holds:
-            for afresh in (False, True):
-                yield failed("restart_limit", retriable=True, afresh=afresh)
-        if self._holds and self.count > 40:
-            yield answered()
-            yield cancelled_end()
-
-
-def signals_for(fold: Fold) -> Iterator[AnySignal]:
-    """What people and workers might say now; not all of it is accepted."""
-    markers = [ask.marker for ask in fold.asked()]
-    for marker in [*markers, *fold.decisions, asking(99, 0, "pay").marker]:
-        yield Approve(marker=marker)
-        yield Reject(marker=marker, reason="no")
-    yield Cancel(reason="enough")
-    yield Resume()
-    for step in fold.steps.values():
-        for start in step.starts:
-            yield Reconcile(step=step.name, outcome="done", result="D", start=start.n)
-            yield Reconcile(step=step.name, outcome="retry", start=start.n)
-            yield Late(step=step.name, start=start.n, result="L")
-    for child in fold.children:
-        yield Child(run=child, outcome={"status": "completed"})
-        yield Child(run=child, outcome={"status": "failed"})
-
-
-def history(pick: Pick, length: int) -> History:
-    grown = History(pick)
-    for _ in range(length):
-        grown.grow()
-    return grown
-
-
-def seeded(seed: int, length: int = 60) -> Log:
-    return history(random.Random(seed).choice, length).log
-
+from journal.waits import instant_text, wakes_at
 
 # ---- the two folds ----------------------------------------------------------------------------
 

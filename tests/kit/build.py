@@ -55,6 +55,8 @@ RUN = RunId("a1")
 AGENT = "helpdesk"
 AT = "2026-01-02T03:04:05.678Z"
 NONCE = "0123456789ab"
+DEADLINE = "2100-01-01T00:00:00.000Z"
+"""Of a write's start: nobody may say that its call is over."""
 ALLOW = VerdictAllow()
 
 
@@ -81,6 +83,7 @@ def start_of(
     permit: int = 0,
     key: str = "",
     policy: Policy = "reconcile",
+    deadline: str = DEADLINE,
 ) -> StepStarted:
     """The start of a tool step; its digest and key are those of the call."""
     call = make_call(step, "tool", tool, input, unsafe=unsafe)
@@ -94,6 +97,7 @@ def start_of(
         key=key or step_key(RUN, call),
         permit=permit,
         policy=policy,
+        deadline=deadline if unsafe else "",
     )
 
 
@@ -258,6 +262,8 @@ class Log:
                 return replace(body, iteration=self.fold.iteration, attempt=self.fold.attempt)
             case Commit() | RunCompleted() | InputPlaced():
                 return replace(body, iteration=self.fold.iteration)
+            case StepStarted():
+                return replace(body, attempt=self.fold.attempt)
             case _:
                 return body
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cases.zygote import Child, Done, Zygote
+from kit.audited import check
 from kit.ledger import Ledger
 from kit.waiting import eventually
 
@@ -218,6 +219,11 @@ class Crew:
     async def claims(self, run_id: str) -> list[Claim]:
         return [one for one in await self.records(run_id) if isinstance(one, Claim)]
 
+    async def audit(self) -> None:
+        """Whatever became of the workers, no journal that they left breaks a rule (R70)."""
+        async for run_id in self.store.runs():
+            check(run_id, await self.entries(run_id))
+
     async def restarts(self, run_id: str) -> int:
         """The highest count of lost workers that the run ever had."""
         fold, most = Fold(), 0
@@ -293,6 +299,7 @@ async def crew_on(url: str, namespace: str, folder: Path) -> AsyncGenerator[Crew
         crew = Crew(url, namespace, folder, store)
         try:
             yield crew
+            await crew.audit()
         finally:
             await crew.end()
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 from cases.zygote import Child, Zygote
+from kit.audited import check
 from kit.ledger import Ledger
 from kit.matrix_cells import ANSWER, BOOK, PERSON, STEPS, Cell
 from kit.waiting import eventually
@@ -291,6 +292,7 @@ class Play:
         cell = self.cell
         await self._no_task()
         entries = (await self.store.load(self.run)).entries
+        check(self.run, entries)
         fold = Fold()
         by_claim: dict[int, str] = {}
         for entry in entries:

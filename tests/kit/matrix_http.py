@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 from cases.zygote import Child, Zygote
+from kit.audited import check
 from kit.ledger import Ledger
 from kit.matrix_http_cells import ANSWER, PERSON, Cell
 from kit.matrix_http_worker import TIMEOUT_S
@@ -229,6 +230,7 @@ class Play:
 
         await self._until(no_task, "no task of the run is left")
         entries = (await self.store.load(self.run)).entries
+        check(self.run, entries)
         fold = Fold()
         by_claim: dict[int, str] = {}
         for entry in entries:

@@ -18,6 +18,7 @@ from journal.records import (
     StepCompleted,
     StepStarted,
 )
+from journal.steps import input_digest
 from journal.store import Appended, Loaded, Store
 
 AT = "2026-01-02T03:04:05.678Z"
@@ -65,7 +66,13 @@ class Chain:
 
     def started(self, input: Any = "hello") -> Entry:
         return self.add(
-            RunStarted(run=self.run_id, agent="a", revision="r", input=input, digest="0" * 16)
+            RunStarted(
+                run=self.run_id,
+                agent="a",
+                revision="r",
+                input=input,
+                digest=input_digest("a", input),
+            )
         )
 
     def step_started(self, step: str = "model/0", *, key: str = "k") -> Entry:
