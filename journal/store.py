@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -49,6 +49,20 @@ class Loaded(Struct, frozen=True):
     @property
     def records(self) -> tuple[Record, ...]:
         return tuple(entry.record for entry in self.entries)
+
+
+class RawRecord(Struct, frozen=True):
+    """A record as it stands in the store, whatever it is: what audits and exports read.
+
+    `position`: as in Entry; `headers` where the store keeps them. `flaw`: `torn`, the bytes behind
+    the last whole line of a file, never acknowledged; `cut`, the beginning of a line that is longer
+    than any record.
+    """
+
+    data: bytes
+    position: int = 0
+    headers: Mapping[str, str] | None = None
+    flaw: Literal["", "torn", "cut"] = ""
 
 
 Held: TypeAlias = Callable[[RunId, int], bool | None]

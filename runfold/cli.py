@@ -10,7 +10,21 @@ import typer
 from typer.exceptions import TyperException
 
 from . import __version__
-from .commands import bridge, decide, dev, fleet, look, operate, running, signals, talk, watch, work
+from .commands import (
+    bridge,
+    check,
+    decide,
+    dev,
+    export,
+    fleet,
+    look,
+    operate,
+    running,
+    signals,
+    talk,
+    watch,
+    work,
+)
 from .frame import UsageProblem, report, report_bug
 
 app = typer.Typer(
@@ -31,6 +45,8 @@ work.register(app)
 fleet.register(app)
 dev.register(app)
 operate.register(app)
+check.register(app)
+export.register(app)
 bridge.register(app)
 
 

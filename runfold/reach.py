@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from journal.auditing import Journals
 from journal.codec import Entry
 from journal.doors import Receipt, Started
 from journal.errors import RunfoldError
@@ -27,6 +28,7 @@ from journal.log import Log
 from journal.messages import JSON
 from journal.records import Mode
 from journal.store import Store
+from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.rejected import Refusal
 from journal.views import run_json
@@ -169,6 +171,18 @@ async def reached(target: Target) -> AsyncGenerator[Runs, None]:
     else:
         async with opened(target) as store:
             yield StoreRuns(store)
+
+
+@asynccontextmanager
+async def journals(target: Target) -> AsyncGenerator[Journals, None]:
+    """The target's journals, as they stand."""
+    if target.bridge is not None:
+        async with _bridge(target, target.bridge) as runs:
+            yield runs
+    else:
+        async with opened(target) as store:
+            assert isinstance(store, JetStreamStore | FileStore)  # what `opened` opens
+            yield store
 
 
 @asynccontextmanager

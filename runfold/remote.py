@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shlex
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -34,13 +34,14 @@ from journal.listing import Filter, Page
 from journal.messages import JSON
 from journal.records import Mode
 from journal.signals import parse_request_id, parse_signal
+from journal.store import RawRecord
 from journal.stores.rejected import Refusal
 from journal.values import normalise
 
 from .http_client import HttpClient, decoded
 from .reach import Seen
 from .remote_errors import BridgeLost, NoBridge, NotFound, passing
-from .remote_journal import AWAY_S, Following, damaged, newer, read_journal
+from .remote_journal import AWAY_S, Following, damaged, journal_pages, newer, read_journal
 
 ONE_WAIT_S: Final = 30.0
 
@@ -155,6 +156,27 @@ class BridgeRuns:
                 query[name] = value
         found: _Runs = decoded(await self._client.ask("GET", "/runs", query=query), _Runs)
         return Page(found.runs, None if found.next is None else RunId(found.next))
+
+    # ---- journals as they stand -----------------------------------------------------------------
+
+    async def stored(
+        self, run_id: RunId, *, after: int = 0
+    ) -> AsyncGenerator[Sequence[RawRecord], None]:
+        """As of a store, the token being the ordinal; without headers. Raises RunNotFound; and
+        JournalDamaged, where a bridge gives no more of it."""
+        async for page in journal_pages(self._client, run_id, after=after):
+            yield [RawRecord(raw, after + place) for place, raw in enumerate(page, 1)]
+            after += len(page)
+
+    async def runs(self, *, after: RunId | None = None) -> AsyncGenerator[RunId, None]:
+        """All but the purged ones."""
+        while True:
+            page = await self.page(Filter(), after=after)
+            for run in page.runs:
+                yield RunId(run["run"])
+            if page.next is None:
+                return
+            after = page.next
 
     # ---- talking ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -39,25 +39,33 @@ class _End(Struct):
     status: str
 
 
+async def journal_pages(
+    client: HttpClient, run_id: RunId, *, after: int = 0
+) -> AsyncGenerator[list[bytes], None]:
+    """Its records behind ordinal `after` as they are stored. Raises RunNotFound, JournalDamaged."""
+    following: int | None = after + 1
+    while following is not None:
+        query: dict[str, str | int] = {"from": following, "limit": JOURNAL_PAGE}
+        answer = await client.ask("GET", f"/runs/{run_id}/journal", query=query)
+        page: _Records = decoded(answer, _Records)
+        yield [bytes(raw) for raw in page.records]
+        following = page.next
+
+
 async def read_journal(client: HttpClient, run_id: RunId) -> Seen:
     """All of it. Raises RunNotFound; JournalDamaged with what is good of it."""
     entries: list[Entry] = []
     fold = Fold()
-    following: int | None = 1
-    while following is not None:
-        query: dict[str, str | int] = {"from": following, "limit": JOURNAL_PAGE}
-        try:
-            answer = await client.ask("GET", f"/runs/{run_id}/journal", query=query)
-            page: _Records = decoded(answer, _Records)
-            for raw in page.records:
-                entry = _entry(bytes(raw))
+    try:
+        async for page in journal_pages(client, run_id):
+            for raw in page:
+                entry = _entry(raw)
                 fold.apply(entry)
                 entries.append(entry)
-        except JournalDamaged as damage:
-            raise damaged(run_id, damage.message, entries) from damage
-        except Damage as damage:
-            raise damaged(run_id, f"run {run_id}: {damage}", entries) from damage
-        following = page.next
+    except JournalDamaged as damage:
+        raise damaged(run_id, damage.message, entries) from damage
+    except Damage as damage:
+        raise damaged(run_id, f"run {run_id}: {damage}", entries) from damage
     unusable: RunfoldError | None = None
     if fold.started is None:
         unusable = RunNotFound(f"run {run_id} does not exist", run_id=run_id)

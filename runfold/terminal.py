@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from journal.codec import Entry, tag
+from journal.codec import Damage, Entry, tag
 from journal.escape import visible, visible_json, visible_lines
 from journal.fold import Fold
 from journal.messages import Reply
+from journal.order import check_result
 from journal.records import (
     Claim,
     Commit,
@@ -111,6 +112,7 @@ def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> 
     for step in unknown_steps(fold):
         name = visible(step.step)
         say(f"  {name} may or may not have happened (record {step.start})")
+        name = shlex.quote(name)  # of a writer of ours it needs none
         say(f"    {visible(step.tool)} {visible_json(step.input)}")
         say(f"    key {visible(step.key)}")
         say(f"    runfold reconcile {run} {name} --start {step.start} --done JSON{option}")
@@ -118,7 +120,7 @@ def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> 
     for call in pending_calls(fold):
         say(f"  {visible(call.tool)} {visible_json(call.input)}")
         say(f"    {visible(call.text)}")
-        marker = visible(call.marker)
+        marker = shlex.quote(visible(call.marker))
         say(f"    runfold approve {marker}{option}")
         say(f"    runfold reject {marker} --reason TEXT{option}")
 
@@ -137,11 +139,11 @@ def _what(entry: Entry) -> str:
         case StepStarted() as r:
             permit = f" (by record {r.permit})" if r.permit else ""
             text = f" {visible_json(r.input, _INPUT_CHARS)}" if r.kind == "tool" else ""
-            if r.step[0].isdecimal():  # a turn handler's position says nothing of what is called
+            if r.step[:1].isdecimal():  # a turn handler's position says nothing of what is called
                 text = f" {visible(r.tool or r.kind)}{text}"
             return f"start     {visible(r.step)}{text}{permit}"
         case StepCompleted() as r:
-            return f"result    {visible(r.step)} {_result(r)}"
+            return f"result    {visible(r.step)} {_result(r, entry.raw)}"
         case Signal() as r:
             return f"{r.name:<9} {_said(r)} by {visible(r.by)}"
         case RunCompleted() as r:
@@ -173,8 +175,7 @@ def _what(entry: Entry) -> str:
         case InputWithdrawn() as r:
             return f"withdrawn {visible(r.request_id)}"
         case NewerRecord() as r:
-            raw = visible(entry.raw[:_RAW_BYTES].decode(errors="replace"))  # as it stands (R18)
-            return f"newer     {visible(r.type_)}\n      {raw}"
+            return f"newer     {visible(r.type_)}\n      {_as_it_stands(entry.raw)}"
         case other:
             return tag(other)
 
@@ -203,7 +204,16 @@ def _said(record: Signal) -> str:
     return f"{visible(str(about))}{text}".strip()
 
 
-def _result(record: StepCompleted) -> str:
+def _as_it_stands(raw: bytes) -> str:
+    """What this version can't read (R18)."""
+    return visible(raw[:_RAW_BYTES].decode(errors="replace"))
+
+
+def _result(record: StepCompleted, raw: bytes) -> str:
+    try:
+        check_result(record)
+    except Damage:  # behind a newer version's record
+        return _as_it_stands(raw)
     value, error = completed_value(record)
     via = "" if record.via == "run" else f" (via {record.via})"
     if error is not None:

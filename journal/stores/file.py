@@ -13,9 +13,9 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -34,12 +34,12 @@ from ..errors import (
 )
 from ..ids import RunId
 from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
-from ..store import AppendAnswer, Appended, Conflict, Held, Loaded
+from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord
 from .file_check import inspect_directory
+from .file_raw import SUFFIX, Lines, Mark, marks
 from .run_lock import RunLock, holder_of
 from .safety import Safety
 
-SUFFIX = ".jsonl"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 log = logging.getLogger("runfold")
 T = TypeVar("T")
@@ -75,6 +75,23 @@ class FileStore:
 
     async def resume(self, run_id: RunId) -> Loaded:
         return await self.load(run_id)
+
+    async def stored(
+        self, run_id: RunId, *, after: int = 0
+    ) -> AsyncGenerator[Sequence[RawRecord], None]:
+        """The file's lines behind the token `after` as they stand, in pages."""
+        with _errors(run_id, self.path(run_id)):
+            lines = await self._in_thread(_lines, self.path(run_id), after)
+            if lines is None:
+                return
+            with lines:
+                while page := await self._in_thread(lines.page):
+                    yield page
+
+    async def marks(self) -> dict[RunId, Mark]:
+        """Every run's, empty files too."""
+        with _errors(None, self.directory):
+            return await self._in_thread(marks, self.directory)
 
     async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
         """Nobody waits for work here: a run goes on when it is run."""
@@ -154,13 +171,13 @@ class FileStore:
                 where=f"{path} offset {size}",
                 run_id=run_id,
             )
-        if not data.strip(b"\n"):
-            return Loaded((), after, torn=len(data))
+        if not after and not data.strip(b"\n"):
+            return Loaded((), 0, torn=len(data))
         return self._parse(run_id, path, data, after)
 
     def _parse(self, run_id: RunId, path: Path, data: bytes, after: int) -> Loaded:
         *lines, torn = data.split(b"\n")  # never splitlines(): records hold U+2028 and the like
-        if not lines:
+        if not lines and not after:
             _check_torn(run_id, path, torn)
         entries: list[Entry] = []
         offset = after
@@ -190,12 +207,14 @@ class FileStore:
                 return Conflict()
             with _locked(path, create=expected == 0) as fd:
                 size = os.fstat(fd).st_size
-                if size < expected:
+                if size < expected or not _ends_a_record(fd, expected):
                     return Conflict()
                 if size > expected:
                     behind = os.pread(fd, size - expected, expected)
-                    if b"\n" in behind.lstrip(b"\n"):
-                        return Conflict()  # somebody's whole line
+                    if not expected:
+                        behind = behind.lstrip(b"\n")  # of a run that never started
+                    if b"\n" in behind:
+                        return Conflict()  # somebody's whole line, or a blank one: damage
                     os.ftruncate(fd, expected)
                     log.warning(
                         "run %s: %d bytes of a torn last record were cut off: never acknowledged",
@@ -237,6 +256,24 @@ class FileStore:
             _sync_directory(self.directory)
 
 
+def _lines(path: Path, after: int) -> Lines | None:
+    """Those that are synced now; None where there is no file."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    try:
+        _share(file.fileno(), path)
+        size = os.fstat(file.fileno()).st_size
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # no append waits for a slow reader
+        file.seek(after)
+    except BaseException:
+        file.close()
+        raise
+    return Lines(file, size, after=after)
+
+
 def _check_torn(run_id: RunId, path: Path, torn: bytes) -> None:
     """A file without any LF is the torn first record of a run, unless it is not ours at all."""
     if torn[:1] not in (b"{", b"\0"):
@@ -246,6 +283,12 @@ def _check_torn(run_id: RunId, path: Path, torn: bytes) -> None:
             run_id=run_id,
             hint="nothing was executed or changed",
         )
+
+
+def _ends_a_record(fd: int, expected: int) -> bool:
+    """A token is the offset behind a record, or 0. One of a file that was replaced meanwhile
+    (trimmed, restored) may be any offset: nothing is written into a line."""
+    return expected == 0 or (expected > 1 and os.pread(fd, 2, expected - 2) == b"}\n")
 
 
 def _write_line(fd: int, raw: bytes, expected: int) -> None:

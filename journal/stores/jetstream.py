@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from types import TracebackType
@@ -18,15 +18,13 @@ from ..errors import NotProvisioned, RunfoldError, TooLarge
 from ..ids import RunId, subject_token, valid_name
 from ..ids import namespace as check_namespace
 from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
-from ..store import AppendAnswer, Held, Loaded, Unknown
+from ..store import AppendAnswer, Held, Loaded, RawRecord, Unknown
 from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError, read_ack
+from .jetstream_headers import COMMIT, EXPECTED, RECORD_TYPE, RUN_STATUS, SELF
 from .jetstream_hints import Hints
 from .jetstream_listing import Listing
+from .jetstream_raw import RawJournals
 from .jetstream_read import (
-    COMMIT,
-    EXPECTED,
-    RUN_STATUS,
-    SELF,
     Patience,
     Reader,
     api_answer,
@@ -44,7 +42,6 @@ from .tasks import TaskQueue
 
 log = logging.getLogger("runfold")
 
-RECORD_TYPE = "Runfold-Type"
 # What nats-py 2.16.0 writes around headers: `NATS/1.0`, CR LF, `name: value` CR LF each, CR LF.
 _HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
 _HEADER_LINE_BYTES = len(b": \r\n")
@@ -96,6 +93,7 @@ class JetStreamStore:
         self._connection = Connection(url, namespace=namespace, creds=creds)
         self._reader = Reader(self._connection, self._stream)
         self._listing = Listing(self._connection, self._stream, self._subject_prefix)
+        self.journals = RawJournals(self._connection, self._stream, self._subject_prefix)
         self._hints = Hints(self._connection, namespace)
         self._tasks = TaskQueue(self._connection, namespace)
         self.signals = SignalQueue(self._connection, namespace)
@@ -183,6 +181,10 @@ class JetStreamStore:
         """With a restart point: the first record, then everything from that commit on, so that
         between the first two entries ordinals and hashes have a gap. Else as `load`."""
         return await self._reader.resume(self._subject(run_id), run_id)
+
+    def stored(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Sequence[RawRecord], None]:
+        """The run's messages behind the token `after` as they stand, in pages."""
+        return self.journals.of(run_id, after)
 
     async def tail(self, run_id: RunId) -> int:
         """Of its last record, as the leader, or who takes himself for it, has it; 0 without one."""

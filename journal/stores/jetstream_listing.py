@@ -11,7 +11,8 @@ from ..errors import InvalidId
 from ..ids import RunId, from_subject_token, subject_token
 from ..limits import READ_BUDGET_S, READ_TRY_S
 from .jetstream_answers import ApiError
-from .jetstream_read import RUN_STATUS, Patience, Reader, api_answer, raise_if_gone
+from .jetstream_headers import RUN_STATUS
+from .jetstream_read import Patience, Reader, api_answer, raise_if_gone
 from .nats_connection import Connection
 from .nats_waiting import STATUS, NoReply, Reply
 

@@ -7,8 +7,8 @@ it; the leader brings what they did not. A pause in delivery is never the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TypeVar, cast, get_args
+from collections.abc import AsyncGenerator, Mapping
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,25 +24,19 @@ from ..limits import (
     READ_PAUSE_S,
     READ_TRY_S,
 )
-from ..records import RunPurged, Status
+from ..records import RunPurged
 from ..store import Loaded
 from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from .jetstream_headers import EXPECTED, NOT_OURS, commit_of, status_of
 from .nats_connection import Connection
 from .nats_waiting import STATUS, NoReply, Reply
 
 Answer = TypeVar("Answer")
 
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-RUN_STATUS = "Runfold-Status"
-COMMIT = "Runfold-Commit"
-SELF = "self"
-"""In place of a sequence: this record is the commit to restart at."""
-
-_STATUSES = frozenset(get_args(Status))
-
 
 class _Message(Struct, frozen=True):
     seq: int
+    subject: str = ""
     data: bytes = b""  # absent for an empty payload
     hdrs: bytes = b""
 
@@ -56,6 +50,7 @@ class Stored(Struct, frozen=True):
     """A message in the stream."""
 
     seq: int
+    subject: str
     data: bytes
     headers: Mapping[str, str]
 
@@ -106,7 +101,7 @@ class Reader:
         again = False
         while True:
             if tail is None:
-                tail = await self._tail(subject, after, patience)
+                tail = await self.tail(subject, after, patience)
             stored = await self._between(subject, after, tail, patience)
             if stored is None:
                 await patience.pause("its tail was removed while it was read")
@@ -125,7 +120,7 @@ class Reader:
         last = await self.last(subject, patience)
         if last is None:
             return Loaded((), 0)
-        point = _commit(last.headers)
+        point = commit_of(last.headers)
         if point < 0:
             point = last.seq
         if 0 < point <= last.seq:
@@ -156,7 +151,7 @@ class Reader:
             await patience.pause(found)
         return found
 
-    async def _tail(self, subject: str, after: int, patience: Patience) -> int:
+    async def tail(self, subject: str, after: int, patience: Patience) -> int:
         """The last sequence, at least `after`. nats-server 2.15.1: a leader that was paused and
         deposed answers with an old one; what ends before what is known already is stale."""
         while True:
@@ -171,6 +166,16 @@ class Reader:
     ) -> list[Stored] | None:
         """The messages in (after, tail], complete; None if `tail` is no longer there."""
         found: list[Stored] = []
+        async for page in self.pages(subject, after, tail, patience):
+            found += page
+        last = found[-1].seq if found else after
+        return found if last >= tail else None
+
+    async def pages(
+        self, subject: str, after: int, tail: int, patience: Patience
+    ) -> AsyncGenerator[list[Stored], None]:
+        """The messages in (after, tail], in order and without a gap; they end before `tail` where
+        that is no longer there. The subject may have a wildcard."""
         last = after
         while last < tail:
             more = await self._batch(subject, last, tail)
@@ -185,11 +190,10 @@ class Reader:
                     case one:
                         more = [one]
             if more[-1].seq > tail:
-                return None
+                return
             patience.renew()
             last = more[-1].seq
-            found += more
-        return found
+            yield more
 
     async def _batch(self, subject: str, last: int, tail: int) -> list[Stored]:
         """Messages that follow `last` without a gap, none beyond `tail`; maybe none at all.
@@ -206,7 +210,7 @@ class Reader:
             before = headers.get("Nats-Last-Sequence")
             if not last < seq <= tail or before != str(found[-1].seq if found else 0):
                 return True
-            found.append(Stored(seq, reply.data, headers))
+            found.append(Stored(seq, headers.get("Nats-Subject", ""), reply.data, headers))
             return seq == tail  # not needed for safety: the status ends it too
 
         request = {
@@ -226,7 +230,7 @@ class Reader:
         answer = api_answer(_message, reply)
         if answer.message is not None:
             message = answer.message
-            return Stored(message.seq, message.data, _headers(message.hdrs))
+            return Stored(message.seq, message.subject, message.data, _headers(message.hdrs))
         error = answer.error or ApiError()
         if error.err_code == MESSAGE_NOT_FOUND:
             return None
@@ -244,18 +248,17 @@ class Reader:
 
     def _entry(self, stored: Stored, subject: str, run_id: RunId) -> Entry:
         where = place(self._stream, subject, stored.seq)
-        status = stored.headers.get(RUN_STATUS)
         try:
             if not stored.data:
                 raise Damage("an empty message")
             if EXPECTED not in stored.headers:  # the server stores the header with the message
-                raise Damage("published without the sequence it follows: not by Runfold")
+                raise Damage(NOT_OURS)
             return Entry(
                 decode(stored.data),
                 stored.data,
-                status=cast("Status", status) if status in _STATUSES else None,
+                status=status_of(stored.headers),
                 position=stored.seq,
-                commit=_commit(stored.headers),
+                commit=commit_of(stored.headers),
             )
         except Damage as damage:
             raise JournalDamaged(
@@ -294,14 +297,6 @@ def raise_if_gone(error: ApiError, stream: str) -> None:
         )
     if 400 <= error.code < 500 and error.code != 429:
         raise StoreUnavailable(f"stream {stream} refuses to be read: {error}")
-
-
-def _commit(headers: Mapping[str, str]) -> int:
-    """As Entry.commit has it. What is no number names no restart point."""
-    value = headers.get(COMMIT, "")
-    if value == SELF:
-        return -1
-    return int(value) if value.isascii() and value.isdecimal() else 0
 
 
 def _headers(raw: bytes) -> dict[str, str]:

@@ -90,7 +90,7 @@ def _print_item(item: InboxItem, option: str) -> None:
     say(f"{item.kind} · run {item.run} · agent {visible(item.agent or '?')}{since}{until}")
     match item.kind:
         case "approval":
-            marker = visible(item.marker or "")
+            marker = shlex.quote(visible(item.marker or ""))
             say(f"  {visible(item.tool or '')} {visible_json(item.input)}")
             say(f"    {visible(item.text)}")
             say(f"    runfold approve {marker}{option}")

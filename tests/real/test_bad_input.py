@@ -43,6 +43,9 @@ COMMANDS = [
     ["send", "a1", "x"],
     ["cancel", "a1"],
     ["inbox"],
+    ["check", "a1"],
+    ["check", "--all"],
+    ["export", "a1"],
 ]
 
 

@@ -1,0 +1,94 @@
+"""Store: the journals of a stream as they stand, undecoded: one run's, or all that was appended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import InvalidId
+from ..ids import RunId, from_subject_token, subject_token
+from ..limits import READ_TRY_S
+from ..store import RawRecord
+from .jetstream_answers import ApiError
+from .jetstream_read import Patience, Reader, Stored, api_answer, raise_if_gone
+from .nats_connection import Connection
+from .nats_waiting import NoReply
+
+
+class _State(Struct, frozen=True):
+    last_seq: int = 0
+
+
+class _Info(Struct, frozen=True):
+    state: _State = _State()
+    error: ApiError | None = None
+
+
+_info = msgspec.json.Decoder(_Info)
+
+
+class RawJournals:
+    """All journals in one stream. Raises StoreUnavailable, PermissionDenied."""
+
+    def __init__(self, connection: Connection, stream: str, prefix: str) -> None:
+        self._connection = connection
+        self._reader = Reader(connection, stream)
+        self._stream = stream
+        self._prefix = prefix
+
+    async def of(self, run_id: RunId, after: int) -> AsyncGenerator[Sequence[RawRecord], None]:
+        """The run's records behind sequence `after`, in pages, up to a tail that was current
+        during the call. A purge meanwhile leaves a gap before its tombstone."""
+        subject = self._prefix + subject_token(run_id)
+        patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
+        while True:
+            tail = await self._reader.tail(subject, after, patience)
+            async for page in self._reader.pages(subject, after, tail, patience):
+                yield [_raw(one) for one in page]
+                after = page[-1].seq
+            if after >= tail:
+                return
+            await patience.pause("its tail was removed while it was read")
+
+    async def grown(
+        self, after: int
+    ) -> AsyncGenerator[Sequence[tuple[RunId | None, RawRecord]], None]:
+        """Every run's records behind sequence `after` in the stream's order, in pages; of no run
+        where the subject is none's. They end at the last one of now, or before it."""
+        patience = Patience(f"stream {self._stream} could not be read")
+        subjects = f"{self._prefix}*"
+        last = await self._reader.last(subjects, patience)
+        if last is None:
+            return
+        async for page in self._reader.pages(subjects, after, last.seq, patience):
+            yield [(_run_of(one), _raw(one)) for one in page]
+
+    async def last_sequence(self) -> int:
+        """The last one the stream gave, as its leader, or who takes himself for it, has it; a purge
+        does not lower it."""
+        patience = Patience(f"stream {self._stream} could not be looked up")
+        while True:
+            reply = await self._connection.request(
+                f"$JS.API.STREAM.INFO.{self._stream}", b"", timeout_s=READ_TRY_S
+            )
+            if isinstance(reply, NoReply):
+                await patience.pause(reply.cause)
+                continue
+            info = api_answer(_info, reply)
+            if info.error is None:
+                return info.state.last_seq
+            raise_if_gone(info.error, self._stream)
+            await patience.pause(str(info.error))
+
+
+def _raw(stored: Stored) -> RawRecord:
+    return RawRecord(stored.data, stored.seq, stored.headers)
+
+
+def _run_of(stored: Stored) -> RunId | None:
+    try:
+        return from_subject_token(stored.subject.rpartition(".")[2])
+    except InvalidId:
+        return None
