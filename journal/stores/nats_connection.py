@@ -188,6 +188,8 @@ class Connection:
     async def connected_within(self, timeout_s: float) -> bool:
         if self._nc.is_closed or not self._open:
             raise self._closed()
+        if not self._nc.is_connected:  # nats-py says so turns of the loop before it calls back
+            self._up.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -334,6 +336,8 @@ class Connection:
                 yield
         except nats.errors.ConnectionClosedError as error:
             raise self._closed() from error
+        except nats.errors.Error as error:
+            raise StoreUnavailable(f"{self._shown} does not answer: {error}") from error
 
     # ---- what nats-py calls -----------------------------------------------------------------
 

@@ -7,17 +7,15 @@ it is counted here, for the STATS that others read.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import nats.errors
-import nats.micro
+import nats.micro.service
 from msgspec import Struct
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
-
-from ..limits import CLOSE_WAIT_S
+from nats.micro.service import ServiceConfig
 
 
 class Service(Struct, frozen=True):
@@ -87,20 +85,25 @@ async def serving(
     def handler(name: str) -> Callable[[Request], Awaitable[None]]:
         return lambda request: handle(Asked(request, name, counts[name]))
 
-    made: Any = await nats.micro.add_service(  # pyright: ignore[reportUnknownMemberType]
-        client,
+    config = ServiceConfig(
         name=service.name,
         version=service.version,
         description=service.description,
         queue_group=service.name,
         stats_handler=stats,
     )
+    made: Any = nats.micro.service.Service(client, config)
     try:
+        # It flushes: a server that is silent, or a connection that is lost meanwhile, ends in an
+        # error after 10 s, with the subscriptions made.
+        await made.start()
         for name, subject in service.endpoints.items():
             await made.add_endpoint(name=name, subject=subject, handler=handler(name), metadata={})
         yield
     finally:
-        # It waits for what is on the way; a server that is gone has nothing of ours any more.
-        with contextlib.suppress(TimeoutError, nats.errors.Error):
-            async with asyncio.timeout(CLOSE_WAIT_S):
-                await made.stop()
+        # Not its `stop`: that drains, which waits for a server that may be gone; and what it was
+        # cut off in would be subscribed again at the reconnect, for nobody.
+        endpoints = [endpoint._subscription for endpoint in made._endpoints]
+        for subscription in [*endpoints, *made._subscriptions.values()]:
+            with contextlib.suppress(nats.errors.Error):  # closed: nothing to unsubscribe
+                await subscription.unsubscribe()

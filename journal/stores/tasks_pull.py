@@ -79,6 +79,7 @@ class Puller(Generic[Delivered]):
         """
         if self._waiting is not None:
             raise RuntimeError("one pull at a time")
+        self._raise_failure()  # of what came between two pulls
         heartbeat_s = min(HEARTBEAT_S, expires_s / 2)  # nats-server 2.15.1: 400 above the half
         request = msgspec.json.encode(
             {
@@ -105,10 +106,13 @@ class Puller(Generic[Delivered]):
                 self._reply = ""
         return self._ended(outcome)
 
-    def _ended(self, outcome: Reply | NoReply | Denied) -> PullEnd:
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def _ended(self, outcome: Reply | NoReply | Denied) -> PullEnd:
+        self._raise_failure()
         match outcome:
             case Denied(subject):
                 raise denied(subject)
@@ -128,7 +132,9 @@ class Puller(Generic[Delivered]):
             self._left -= 1
             if self._left <= 0:
                 self._end = PullEnd("filled")
-        elif message.subject == self._reply:
+        elif message.subject == self._reply and self._end is None:
+            # Only then: a process that stood still reads an end, and a heartbeat behind it, at
+            # once, and `pull` looks when all of it was read.
             self._end = _read_status(message.headers.get(STATUS, ""), _description(message))
         else:
             return

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import pytest
 from kit.proxy import Proxy
 from kit.servers import AnyServer, Cluster, NatsServer, test_server
+from kit.simulated.as_process import ModelProcess, ModelProxy
 
 from journal.store import Store
-from journal.stores import jetstream, jetstream_read
+from journal.stores import jetstream, jetstream_read, nats_connection
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.memory import MemoryStore
@@ -65,12 +66,35 @@ def namespace() -> str:
     return f"t{uuid.uuid4().hex[:16]}"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test of a server runs on the model as well (kit/simulated), unless it is REAL_ONLY."""
+    chosen = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "server" in metafunc.fixturenames and "server" not in chosen:
+        metafunc.parametrize("server", ["nats-server", "model"], indirect=True)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> ModelProcess:
+    """All connections of the test are to this one, whatever their address."""
+    process = ModelProcess()
+    monkeypatch.setattr(nats_connection, "Client", process.model.client)
+    return process
+
+
 @pytest.fixture(
-    params=["memory", "file", "jetstream", pytest.param("cluster", marks=pytest.mark.cluster)]
+    params=[
+        "memory",
+        "file",
+        "jetstream",
+        "model",
+        pytest.param("cluster", marks=pytest.mark.cluster),
+    ]
 )
 def backend(request: pytest.FixtureRequest, namespace: str, tmp_path: Path) -> Backend:
     kind: str = request.param
     match kind:
+        case "model":
+            return Backend(kind, namespace, tmp_path, request.getfixturevalue("model").url)
         case "jetstream":
             url = request.getfixturevalue("any_server").url
             return Backend(kind, namespace, tmp_path, url)
@@ -108,16 +132,24 @@ def short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+async def server(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[NatsServer | ModelProcess]:
     """A server of the test's own, to be killed, paused, filled."""
+    if request.param == "model":
+        yield request.getfixturevalue("model")
+        return
     server = await NatsServer.start(tmp_path / "server")
     yield server
     await server.stop()
 
 
 @pytest.fixture
-async def proxy(server: NatsServer) -> AsyncIterator[Proxy]:
-    proxy = await Proxy.start(server.url)
+async def proxy(server: NatsServer | ModelProcess) -> AsyncIterator[Proxy | ModelProxy]:
+    if isinstance(server, ModelProcess):
+        proxy = ModelProxy(server.model)
+    else:
+        proxy = await Proxy.start(server.url)
     yield proxy
     await proxy.stop()
 

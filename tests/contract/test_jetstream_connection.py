@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.backends import REAL_ONLY
 from kit.raw_client import ask
 from kit.records import Chain, fill, journal_of
 from kit.servers import NatsServer, monitor
+from kit.simulated.client import ModelClient
 from kit.waiting import eventually
 
 from journal.errors import (
@@ -136,6 +138,7 @@ async def test_a_refused_connection_is_an_error_at_once(server: NatsServer) -> N
             raise AssertionError("opened")
 
 
+@REAL_ONLY
 async def test_one_server_of_several_is_enough(
     direct: JetStreamStore, server: NatsServer, tmp_path: Path
 ) -> None:
@@ -259,6 +262,7 @@ async def freeze(server: NatsServer, connection: nats_connection.Connection) -> 
     await eventually(frozen)
 
 
+@REAL_ONLY
 async def test_a_frozen_server_is_left_for_another_though_bytes_to_it_are_unsent(
     direct: JetStreamStore,
     server: NatsServer,
@@ -315,6 +319,7 @@ async def test_a_store_on_a_frozen_server_can_be_left(
     assert task is not None and not task.cancelling()
 
 
+@REAL_ONLY
 async def test_a_cancellation_inside_nats_py_is_not_one_of_the_caller(
     direct: JetStreamStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,3 +342,43 @@ async def test_a_cancellation_inside_nats_py_is_not_one_of_the_caller(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+async def test_a_connection_just_lost_is_waited_for_without_holding_up_the_loop(
+    direct: JetStreamStore,
+) -> None:
+    """nats-py 2.16.0 is not connected for some turns of the loop before it calls disconnected_cb:
+    who only asked again in between kept that from ever running."""
+    connection = direct._connection
+    await lose(connection)
+    turns = 0
+    while not await connection.connected_within(5):
+        turns += 1
+        assert turns < 10, "asked again and again in one turn of the loop"
+    await lose(connection)
+    async with direct.notices(lambda run, payload: None):
+        assert connection.connected
+
+
+async def test_a_pull_after_a_connection_just_lost_waits_for_the_next(
+    direct: JetStreamStore,
+) -> None:
+    await direct.tasks.ensure("desk", ack_wait_s=30)
+    await direct.wake(RunId("r"), "desk", cause=1)
+    got: list[Any] = []
+    async with direct.tasks.pulling("desk", 0, got.append) as puller:
+        await lose(direct._connection)
+        for _ in range(10):
+            if (await puller.pull(1, 5)).why == "filled":
+                break
+        assert len(got) == 1
+
+
+async def lose(connection: nats_connection.Connection) -> None:
+    """The connection is lost, and nobody has been told yet."""
+    client = connection._nc
+    if isinstance(client, ModelClient):
+        client.cut()
+    else:
+        await client._process_op_err(ConnectionError("lost"))
+    assert not client.is_connected

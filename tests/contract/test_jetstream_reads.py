@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kit.backends import REAL_ONLY
 from kit.proxy import Proxy
 from kit.raw_client import ask
 from kit.records import Chain, fill, journal_of, raws
@@ -154,6 +155,7 @@ async def test_a_tail_before_what_is_known_is_stale(direct: JetStreamStore) -> N
         await direct.load(RunId("nobody"), after=tail)
 
 
+@REAL_ONLY
 async def test_fifty_reads_leave_no_consumer_and_no_subscription(
     direct: JetStreamStore, server: NatsServer
 ) -> None:

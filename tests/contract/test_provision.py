@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.backends import REAL_ONLY
 from kit.raw_client import ask
 from kit.servers import Cluster, NatsServer
 
@@ -421,6 +422,7 @@ async def test_tasks_that_can_be_lost_are_degraded(
         assert found.level == finding.level == "degraded" and name in finding.what
 
 
+@REAL_ONLY
 async def test_a_server_that_syncs_every_two_minutes_is_degraded(server: NatsServer) -> None:
     await provision(server.url)
     found = await inspect(server.url, monitor_url=server.monitor_url)
@@ -428,6 +430,7 @@ async def test_a_server_that_syncs_every_two_minutes_is_degraded(server: NatsSer
     assert "sync_interval" in found.findings[0].what
 
 
+@REAL_ONLY
 async def test_a_monitoring_port_that_does_not_answer_is_unverified_and_named(
     server: NatsServer,
 ) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.backends import REAL_ONLY
 from kit.raw_client import ask
 from kit.servers import NatsServer
 
@@ -104,6 +105,7 @@ async def test_the_first_of_a_run_is_found_in_all_its_spellings(
     assert await queue.first(RunId("a.b.c"), 0) == 6
 
 
+@REAL_ONLY
 async def test_subjects_and_headers_that_are_no_text_are_delivered_and_end_nothing(
     queue: SignalQueue, server: NatsServer
 ) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from kit.backends import REAL_ONLY
 from kit.proxy import Proxy
 from kit.raw_client import ask
 from kit.servers import NatsServer
@@ -16,16 +17,17 @@ from journal.errors import StoreUnavailable
 from journal.ids import RunId
 from journal.stores import tasks_pull
 from journal.stores.nats_connection import Connection
-from journal.stores.nats_waiting import Incoming
+from journal.stores.nats_waiting import STATUS, Incoming
 from journal.stores.provision import provision
 from journal.stores.tasks import TaskQueue
-from journal.stores.tasks_message import Malformed, Task, read_task
+from journal.stores.tasks_message import Malformed, Task, read_task, task_subject
 from journal.stores.tasks_pull import PullEnd
 
 RUN = RunId("Order.7")
 AGENT = "desk.v1"
 STREAM = "RUNFOLD_TASKS"
 CONSUMER = "desk~v1"
+DELIVERY = "$JS.ACK.RUNFOLD_TASKS.desk~v1.1.12.99.1795982946161673432.0"
 
 
 @pytest.fixture
@@ -249,6 +251,42 @@ async def test_a_callback_that_raises_ends_its_pull_and_not_the_connection(
     assert (await queue.backlog(AGENT)).in_progress == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "end"),
+    [
+        ("409", "Leadership Change", PullEnd("lost", "Leadership Change")),
+        ("503", "", PullEnd("gone", "nobody answers for the consumer")),
+        ("408", "Request Timeout", PullEnd("expired")),
+    ],
+)
+async def test_a_pull_that_has_ended_stays_so_whatever_comes_with_its_end(
+    queue: TaskQueue, got: list[Task], status: str, text: str, end: PullEnd
+) -> None:
+    """A process that stood still reads all at once: the end, and a heartbeat of another leader."""
+    async with queue.pulling(AGENT, 0, got.append) as puller:
+        pull = asyncio.create_task(puller.pull(2))
+        await pulls_wait(queue)
+        reply = puller._reply
+        for headers in ({STATUS: status, "Description": text}, {STATUS: "100"}):
+            puller._take(Incoming(reply, b"", headers, ""))
+        assert await pull == end
+        await queue.publish(RUN, AGENT, cause=1)
+        await eventually(lambda: got)
+
+
+async def test_a_pull_that_late_tasks_have_filled_outlives_the_next_heartbeat(
+    queue: TaskQueue, got: list[Task]
+) -> None:
+    async with queue.pulling(AGENT, 0, got.append) as puller:
+        pull = asyncio.create_task(puller.pull(1))
+        await pulls_wait(queue)
+        late = Incoming(task_subject("runfold", AGENT, RUN, 0), b'{"cause":1}', {}, DELIVERY)
+        puller._take(late)
+        puller._take(Incoming(puller._reply, b"", {STATUS: "100"}, ""))
+        assert await pull == PullEnd("filled")
+    assert [task.cause for task in got] == [1]
+
+
 # ---- the connection ------------------------------------------------------------------------------
 
 
@@ -277,6 +315,7 @@ async def test_the_owners_close_is_not_for_good(server: NatsServer) -> None:
     waiting.cancel()
 
 
+@REAL_ONLY
 @pytest.mark.parametrize(
     "text", ["maximum connections exceeded", "authentication timeout", "stale connection"]
 )
