@@ -1,16 +1,21 @@
 """R77: every interleaving of two holders, people at doors and crashes, over the pure decisions.
 
-`RUNFOLD_EXPLORE=deep` looks further: almost four million states, some minutes and 6 GB.
+With tasks, timers and the SIGNALS stream: test_explorer_tasks.py. `RUNFOLD_EXPLORE=deep` looks
+further: see docs/guarantees.md for how far, and what it costs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import pytest
-from kit.explorer import RUN, WRITE, Bounds, Explorer, Found, Rules, Violation
+from kit.build import RUN
+from kit.exploring.bounds import Bounds, Rules, Violation
+from kit.exploring.plots import WRITE
+from kit.exploring.search import Explorer
+from kit.exploring.tally import Tally, tallied
 
 from journal.errors import RunfoldError
 from journal.fold import Fold
@@ -54,42 +59,32 @@ REPORTED = [
     Bounds(shared=True, records=14 + MORE, crashes=1, unknowns=0, late=True, policy="interrupt"),
     Bounds(shared=True, records=13 + MORE, crashes=1, unknowns=0, late=True, cancels=True),
 ]
+DRAINED = [Bounds(shared=True, records=12 + MORE, crashes=1, unknowns=0, drains=1)]
 
 
-def named(bounds: Bounds) -> str:
-    how = "claims" if bounds.shared else "lock"
-    faults = f"{bounds.crashes} crashes, {bounds.unknowns} unknown, {bounds.lies} lies"
-    with_ = [name for name in ("cancels", "inputs", "late") if getattr(bounds, name)]
-    with_ += [bounds.policy] if bounds.policy != "reconcile" else []
-    return ", ".join([how, f"{bounds.records} records", faults, *with_])
-
-
-def explored(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> Found:
-    """What the search within these bounds saw; how much that was is printed."""
-    found = Explorer(bounds).run()
-    with capsys.disabled():
-        print(f"\n  {named(bounds)}: {found.states} states, {found.transitions} transitions")
-    assert found.deepest == bounds.records
-    return found
-
-
-@pytest.mark.timeout(3600 if DEEP else 120)
-@pytest.mark.parametrize("bounds", BOUNDS, ids=named)
-def test_no_interleaving_repeats_a_write_loses_an_answer_or_leaves_a_run_without_a_next_actor(
-    bounds: Bounds, capsys: pytest.CaptureFixture[str]
-):
-    """In every state: the write begins at most once for its approval and once for each recorded
-    retry, after its acknowledged start, never by a process that knows that it is fenced, never
-    twice by one process; one decision counts; the log folds; somebody can do something and the end
-    is in reach; the answer is that of a run without crashes, or holds what a person said was done.
-    """
-    found = explored(bounds, capsys)
-    assert found.ends == {("R", "W"), ("R", "D"), ("R", "rejected")}
-    assert found.calls_max >= 2  # permitted retries were among them
+@pytest.fixture(scope="module", name="tally")
+def _tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    yield from tallied(request)
 
 
 ANSWERS = {("R", "W"), ("R", "D"), ("R", "rejected")}
 INTERRUPTED = ("R", "interrupted")
+
+
+@pytest.mark.timeout(3600 if DEEP else 120)
+@pytest.mark.parametrize("bounds", BOUNDS, ids=Bounds.name)
+def test_no_interleaving_repeats_a_write_loses_an_answer_or_leaves_a_run_without_a_next_actor(
+    bounds: Bounds, tally: Tally
+):
+    """In every state: the write begins at most once for its approval and once for each recorded
+    retry, after its acknowledged start, never by a process that knows that it is fenced, never
+    twice by one process; one decision counts; the log folds and the audit finds nothing in it;
+    somebody can do something and the end is in reach without another fault; the
+    answer is that of a run without crashes, or holds what a person said was done.
+    """
+    found = tally.explored(bounds)
+    assert found.ends == ANSWERS
+    assert found.calls_max >= 2  # permitted retries were among them
 
 
 def ends_of(bounds: Bounds) -> set[Any]:
@@ -101,24 +96,24 @@ def ends_of(bounds: Bounds) -> set[Any]:
 
 
 @pytest.mark.timeout(3600 if DEEP else 120)
-@pytest.mark.parametrize("bounds", CANCELLED, ids=named)
+@pytest.mark.parametrize("bounds", CANCELLED, ids=Bounds.name)
 def test_nothing_is_started_on_a_cancelled_run_and_its_end_is_in_reach(
-    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+    bounds: Bounds, tally: Tally
 ):
     """R56, R27: besides all of the above: no start stands behind the cancel, the run ends as
     cancelled and as nothing else, and a write that was cut off is settled before, by a person or
     its policy."""
-    assert explored(bounds, capsys).ends == ends_of(bounds)
+    assert tally.explored(bounds).ends == ends_of(bounds)
 
 
 @pytest.mark.timeout(3600 if DEEP else 120)
-@pytest.mark.parametrize("bounds", WITH_INPUTS, ids=named)
+@pytest.mark.parametrize("bounds", WITH_INPUTS, ids=Bounds.name)
 def test_an_input_is_placed_at_most_once_and_never_after_its_withdrawal(
-    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+    bounds: Bounds, tally: Tally
 ):
     """R62: besides all of the above: the log folds, so no input is placed that is not queued; and
     none is left queued at the end."""
-    found = explored(bounds, capsys)
+    found = tally.explored(bounds)
     assert found.ends <= ends_of(bounds)
     assert {("R", "W"), ("R", "rejected")} <= found.ends
     assert {"queued", "placed", "done", "withdrawn"} <= found.inputs
@@ -126,14 +121,22 @@ def test_an_input_is_placed_at_most_once_and_never_after_its_withdrawal(
 
 
 @pytest.mark.timeout(3600 if DEEP else 120)
-@pytest.mark.parametrize("bounds", REPORTED, ids=named)
+@pytest.mark.parametrize("bounds", REPORTED, ids=Bounds.name)
 def test_the_result_of_a_fenced_process_settles_its_write_unless_a_retry_has_started(
-    bounds: Bounds, capsys: pytest.CaptureFixture[str]
+    bounds: Bounds, tally: Tally
 ):
     """R29: besides all of the above: no retry starts behind the late result of its start."""
-    found = explored(bounds, capsys)
+    found = tally.explored(bounds)
     assert found.ends == ends_of(bounds)
     assert found.lates > 0
+
+
+@pytest.mark.timeout(3600 if DEEP else 120)
+@pytest.mark.parametrize("bounds", DRAINED, ids=Bounds.name)
+def test_a_run_that_is_handed_over_goes_on(bounds: Bounds, tally: Tally):
+    """R51: a holder that is told to stop releases the run at its next step, whatever comes between;
+    the next one goes on from the journal."""
+    assert tally.explored(bounds).ends == ends_of(bounds)
 
 
 # ---- it can fail: each rule removed, the explorer sees it ---------------------------------------
@@ -233,6 +236,16 @@ def test_either_of_the_two_guards_is_enough(rules: Rules):
     Explorer(SMALL[False], rules).run()
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_with_an_append_that_is_published_again_and_not_looked_for_it_finds_a_violation(
+    shared: bool,
+):
+    bounds = Bounds(shared=shared, records=11, crashes=0, unknowns=1)
+    found = violation(bounds, Rules(reads_back=False))
+    assert "the log does not fold" in found.what
+    assert "x done 0 R, acknowledgement lost" in found.way
+
+
 def test_with_a_fenced_holder_that_goes_on_it_finds_a_violation():
     found = violation(ONE_MISTAKE, Rules(stops_when_fenced=False))
     assert "fenced" in found.what or "under claim" in found.what
@@ -273,7 +286,7 @@ def test_a_violation_comes_with_a_shortest_way_to_it():
 def test_reading_back_early_hides_no_journal(shared: bool):
     """The explorer's own shortcut, against the search without it."""
     bounds = Bounds(shared=shared, records=11, crashes=1, unknowns=int(not shared), lies=1)
-    quick, slow = Explorer(bounds), Explorer(bounds, settling=False)
+    quick, slow = Explorer(bounds), Explorer(bounds, shortcut=False)
     one, other = quick.run(), slow.run()
     assert quick.journals == slow.journals
     assert (one.ends, one.calls_max) == (other.ends, other.calls_max)
@@ -286,7 +299,7 @@ def test_the_same_exploration_twice_sees_the_same():
 
 def test_the_explored_run_is_the_one_it_says():
     explorer = Explorer(SMALL[True])
-    fold = explorer.views[explorer.first()[0]].fold
+    fold = explorer.world.journals.first().fold
     assert fold.started is not None and fold.started.run == RUN
     (pending,) = fold.pending()
     assert pending[1].marker.startswith(f"{RUN}/{WRITE}@1.")
