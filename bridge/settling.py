@@ -6,7 +6,10 @@ acknowledged). A crash anywhere before it means another delivery, and that carri
 id, by which the journal knows a repeat: doors.signal then appends nothing and publishes the task
 again. A refusal found in REJECTED at a later delivery stands: it is not judged anew. A bridge that
 was frozen and goes on while another one works on the same message does the same, in whatever order:
-what it acks stands in the journal or in REJECTED, and what it puts off comes back as a repeat.
+what it acks stands in the journal or in REJECTED, and what it puts off comes back as a repeat. It
+may stand in both: a bridge that froze between its look at the run and the append, for longer than
+the ack wait, may apply what another one has refused since (the explorer finds it; nothing orders a
+journal and REJECTED).
 
 Why none is refused over an old journal: a refusal stands for ever, and an append that would lose to
 a newer record is not made. nats-server 2.15.1: a leader that was stopped, and deposed meanwhile,

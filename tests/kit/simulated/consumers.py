@@ -160,7 +160,9 @@ class Consumer:
                 self._queue_again(pending)
         self.serve()
         left = [pending.due for pending in self.pending.values() if not pending.again]
-        if left and self._timer is None:
+        if left and (self._timer is None or min(left) < self._timer.when()):
+            if self._timer is not None:  # of what was just delivered
+                self._timer.cancel()
             self._timer = self.server.clock.at(min(left), self._expire)
 
     def _queue_again(self, pending: Pending) -> None:
