@@ -70,8 +70,10 @@ def said_before(task: RemoteTask, record_id: str, record: Started) -> dict[str, 
 
 
 def _too_late(start: StepStarted, record: Started) -> bool:
-    latest = parse_instant(start.deadline) - timedelta(seconds=record.timeout_s)
-    return datetime.now(UTC) > latest
+    if not start.deadline:  # no writer of ours leaves it out
+        return True
+    ends_at = datetime.now(UTC) + timedelta(seconds=record.timeout_s)
+    return ends_at > parse_instant(start.deadline)
 
 
 def used() -> BadPayload:

@@ -65,7 +65,10 @@ class Ends:
         started = self.journal.fold.started
         if limit_s is None or started is None:
             return ""
-        return instant_text(parse_instant(started.at) + timedelta(seconds=limit_s))
+        try:
+            return instant_text(parse_instant(started.at) + timedelta(seconds=limit_s))
+        except (ValueError, OverflowError):  # `at` is informative only; it bounds nothing then
+            return ""
 
     def over(self) -> bool:
         return due(self.deadline(), self._now())

@@ -107,6 +107,7 @@ def _check_order(fold: Fold, record: Record) -> None:
 def _check_start(fold: Fold, record: StepStarted) -> None:
     if record.tool == SPAWN and not _names_run(record.input):
         raise Damage(f"record {record.n} starts no child run")
+    check_instant(record.n, record.deadline)
     step = fold.steps.get(record.step)
     if step is None:
         return
@@ -128,14 +129,19 @@ def _names_run(input: JSON) -> bool:
 
 
 def _check_complete(fold: Fold, record: StepCompleted) -> None:
+    check_result(record)
     step = fold.steps.get(record.step)
-    given = [record.result, record.error, record.interrupted]
-    if sum(value is not UNSET for value in given) != 1:
-        raise Damage(f"record {record.n} holds not exactly one of result, error, interrupted")
     if step is None and record.via != "refused":
         raise Damage(f"record {record.n} completes {record.step}, which never started")
     if step is not None and step.completed is not None:
         raise Damage(f"record {record.n} completes {record.step} a second time")
+
+
+def check_result(record: StepCompleted) -> None:
+    """Whether it is a result by itself, whatever stands before it. Raises Damage."""
+    given = [record.result, record.error, record.interrupted]
+    if sum(value is not UNSET for value in given) != 1:
+        raise Damage(f"record {record.n} holds not exactly one of result, error, interrupted")
     if record.verdicts:
         model_reply(record)
 
@@ -152,7 +158,7 @@ def _check_park(fold: Fold, record: Park) -> None:
         )
     if record.why == "retry" and not record.steps and fold.unknown():
         raise Damage(f"record {record.n} ends an attempt while a write is unknown")
-    _check_instant(record.n, record.until)
+    check_instant(record.n, record.until)
 
 
 def _check_commit(fold: Fold, record: Commit | RunCompleted) -> None:
@@ -163,15 +169,16 @@ def _check_commit(fold: Fold, record: Commit | RunCompleted) -> None:
     if fold.unknown():
         raise Damage(f"record {record.n} ends an iteration while a write is unknown")
     if isinstance(record, Commit):
-        _check_instant(record.n, record.waits.until)
+        check_instant(record.n, record.waits.until)
 
 
-def _check_instant(n: int, until: str) -> None:
+def check_instant(n: int, until: str) -> None:
+    """Whether what record `n` names is an instant, or nothing. Raises Damage."""
     try:
         if until:
             parse_instant(until)
     except ValueError as error:
-        raise Damage(f"record {n} waits until {until[:40]!r}, which is no instant") from error
+        raise Damage(f"record {n} names {until[:40]!r}, which is no instant") from error
 
 
 def _check_signal(fold: Fold, record: Signal) -> None:

@@ -15,6 +15,7 @@ from .codec import Damage, Entry
 from .fold import Fold
 from .heard import request_key
 from .limits import SUMMARY_BYTES_MAX
+from .order import check_instant
 from .records import Claim, Commit, Record, RunStarted, Summary
 from .waits import wait_of
 
@@ -69,6 +70,7 @@ def restored(first: Entry, commit: Entry) -> Fold:
         raise Damage("the first record is no run.started")
     if not isinstance(record, Commit) or not is_restart_point(record):
         raise Damage(f"record {record.n} is no commit to restart at")
+    check_instant(record.n, record.waits.until)
     summary = record.summary
     assert summary is not UNSET
     fold = Fold()

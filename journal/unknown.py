@@ -22,6 +22,7 @@ from .records import Interrupted, Park, Signal, StepCompleted, StepStarted
 from .step_state import StepState
 from .steps import Ask, Call, CannotTell, DidNotHappen, Happened, Probe, Probed
 from .values import recordable
+from .waits import parse_instant
 
 if TYPE_CHECKING:
     from .handle import Journal
@@ -186,7 +187,7 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
         return False
     if not journal.store.shared or start.claim == journal.claim:
         return True
-    late = bool(start.deadline) and datetime.now(UTC) >= datetime.fromisoformat(start.deadline)
+    late = bool(start.deadline) and datetime.now(UTC) >= parse_instant(start.deadline)
     holder = journal.fold.claims.get(start.claim)
     if holder is None:  # no claim to ask about: only the deadline tells
         return late

@@ -12,7 +12,7 @@ from .fold import Fold
 from .ids import Marker, RunId
 from .messages import JSON, Message
 from .records import Commit, RunCompleted, Status
-from .waits import asked
+from .waits import asked, parse_instant
 
 
 class Pending(Struct, frozen=True, kw_only=True):
@@ -267,10 +267,9 @@ def final_message(message: JSON) -> Message:
 def instant(text: str) -> datetime:
     """A record's `at`, which is informative only: one that is no time must not hide the run."""
     try:
-        found = datetime.fromisoformat(text)
+        return parse_instant(text)
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def run_json(fold: Fold, *, held: bool = False, now: str = "") -> dict[str, Any]:

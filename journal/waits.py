@@ -190,9 +190,13 @@ def due(until: str, now: str) -> bool:
 
 
 def parse_instant(text: str) -> datetime:
-    """An instant as records write it (RFC 3339 UTC)."""
+    """An instant as records write it (RFC 3339 UTC). Raises ValueError for what is none, also for
+    one that has no date in UTC (9999-12-31T23:59-14:00)."""
     found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    try:
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is no instant in UTC") from error
 
 
 def instant_text(when: datetime) -> str:

@@ -20,7 +20,7 @@ from journal.store import Store
 from journal.unknown import RetryLater
 from journal.values import normalise
 from journal.views import Outcome, Waiting, WaitingOn, outcome
-from journal.waits import instant_text
+from journal.waits import instant_text, parse_instant
 
 from .agent import Agent
 from .turns import carry_on, utc_now
@@ -131,6 +131,6 @@ def _later(later: RetryLater) -> WaitingOn:
     return WaitingOn(
         what="timer",
         since=datetime.now(UTC),
-        until=datetime.fromisoformat(later.until) if later.until else None,
+        until=parse_instant(later.until) if later.until else None,
         ended_by=f"the end, at the latest the deadline, of the earlier call of {later.step}",
     )

@@ -104,19 +104,23 @@ class Scene:
         found: dict[str, Any] = json.loads(self.run(*command).out.splitlines()[-1])
         return found
 
-    def until(self, what: str, ready: Callable[[], bool], poll_s: float = POLL_S) -> None:
+    def until(self, what: str, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + DEADLINE_S
         while not ready():
             if time.monotonic() > end:
                 logs = [self._log(at).read_bytes()[-800:] for at in range(len(self._running))]
                 raise Wrong(f"not after {DEADLINE_S:.0f} s: {what}; {logs}")
-            time.sleep(poll_s)
+            time.sleep(POLL_S)
 
     def until_dead(self, process: subprocess.Popen[bytes]) -> None:
         """It died in the write, by itself, after its line."""
         self.until("the process dies in the write", lambda: process.poll() is not None)
         if process.returncode != DIED or self.charges != 1:
             raise Wrong(f"died with {process.returncode}, {self.charges} charges")
+
+    def said_by(self, process: subprocess.Popen[bytes]) -> str:
+        """What a process in the background has said until now."""
+        return self._log(self._running.index(process)).read_text(errors="replace")
 
     def _log(self, at: int) -> Path:
         return self.folder / f"process-{at}.log"

@@ -59,7 +59,7 @@ def _alone(scene: Scene, system: str, *store: str) -> Outcome:
 def fleet() -> Outcome:
     """A nats-server with fsync, two workers: one dies in the write, the other takes it over."""
     with Scene() as scene:
-        port = free_port()
+        said, port = scene.said_by, free_port()
         (scene.folder / "nats.conf").write_text(
             f"host: 127.0.0.1\nport: {port}\n"
             'jetstream { store_dir: "js", sync_interval: always }\n'
@@ -69,8 +69,10 @@ def fleet() -> Outcome:
         store = ("--store", f"nats://127.0.0.1:{port}")
         scene.run(RUNFOLD, "init", *store)
         scene.run(RUNFOLD, "start", "till", "--id", ID, "--input", "charge 10", *store)
+        followed = scene.start(RUNFOLD, "follow", ID, *store)
         workers = [scene.start(RUNFOLD, "worker", AGENT, *QUICK, *store) for _ in range(2)]
-        (asked,) = _inbox(scene, *store)
+        scene.until("a person is asked to approve", lambda: "asks for approval" in said(followed))
+        (asked,) = _inbox(scene, store)
         scene.run(RUNFOLD, "approve", asked["marker"], *store)
         scene.until(
             "a worker dies in the write",
@@ -78,16 +80,18 @@ def fleet() -> Outcome:
         )
         (dead,) = [worker for worker in workers if worker.poll() is not None]
         scene.until_dead(dead)
-        (asked,) = _inbox(scene, *store)
-        shown = json.loads(scene.run(RUNFOLD, "show", ID, "--json", *store, code=INDETERMINATE).out)
+        scene.until("a person is asked", lambda: "park      for reconcile" in said(followed))
+        (asked,) = _inbox(scene, store)
         charges = scene.charges
         scene.run(RUNFOLD, "reconcile", ID, STEP, "--done-text", "receipt-1", *store)
-        scene.run(RUNFOLD, "follow", ID, *store, code=COMPLETED)
+        scene.until("the run ends", lambda: followed.poll() is not None)
+        if followed.returncode != COMPLETED:
+            raise Wrong(f"the run ended with {followed.returncode}: {said(followed)}")
         return Outcome(
             system="Runfold, two workers, nats-server",
             version=version("runfold"),
             charges=charges,
-            state=shown["status"],
+            state=asked["status"],
             seen=f"inbox: {asked['kind']} {asked['step']}: {asked['text']}",
             way_on="reconcile --done",
             charges_in_the_end=scene.charges,
@@ -95,15 +99,7 @@ def fleet() -> Outcome:
         )
 
 
-def _inbox(scene: Scene, *store: str) -> list[Any]:
-    """What waits for a person, once there is something."""
-    found: list[Any] = []
-
-    def asks() -> bool:
-        found[:] = json.loads(scene.run(RUNFOLD, "inbox", "--json", *store).out)
-        return bool(found)
-
-    scene.until("a person is asked", asks, poll_s=0.5)
-    if len(found) != 1:
-        raise Wrong(f"one question was expected: {found}")
+def _inbox(scene: Scene, store: tuple[str, ...]) -> list[Any]:
+    """What waits for a person."""
+    found: list[Any] = json.loads(scene.run(RUNFOLD, "inbox", "--json", *store).out)
     return found
