@@ -91,14 +91,15 @@ class Client(_Client):
 
     def send(self, subject: str, payload: bytes, reply: str = "") -> bool:
         """Publish without waiting for anything; False: not connected, it is dropped."""
-        if not self.is_connected or self._flush_queue is None:
+        transport: Any = self._transport
+        if not self.is_connected or transport is None:
             return False
         line = f"PUB {subject} {reply} {len(payload)}\r\n"
-        command = b"%b%b\r\n" % (line.encode(), payload)
-        self._pending.append(command)
-        self._pending_data_size += len(command)
-        if self._flush_queue.empty():
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+        # At once, behind what waits for the flusher: a process that is stopped before the flusher's
+        # turn would send it when it goes on, about a delivery that is another's by then.
+        transport.writelines([*self._pending, b"%b%b\r\n" % (line.encode(), payload)])
+        self._pending = []
+        self._pending_data_size = 0
         return True
 
     # ---- round trips ------------------------------------------------------------------------
