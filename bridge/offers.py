@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from journal import ids, limits
 from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
@@ -48,6 +49,15 @@ class Poll:
         self.offer: asyncio.Future[RemoteTask] = asyncio.get_running_loop().create_future()
 
 
+class Ready(Struct, frozen=True):
+    """A run whose holder is gone, and that nobody waited for when this was known."""
+
+    channel: Channel
+    task: Task
+    wanted: Wanted
+    lease: Lease
+
+
 class Channel:
     """The tasks of one agent, on one worker's terms, and the polls that wait for them."""
 
@@ -78,6 +88,7 @@ class RemoteTasks:
         self._channels: dict[AgentTerms, Channel] = {}
         self._tasks: dict[str, RemoteTask] = {}
         self._guests: dict[str, RemoteTask] = {}
+        self._ready: dict[AgentTerms, deque[Ready]] = {}
         self._looks = 0
         self._group: asyncio.TaskGroup | None = None
         self._problem = ""
@@ -99,6 +110,10 @@ class RemoteTasks:
                             await task.close()
         finally:
             self._group = None
+            for ready in self._ready.values():
+                for one in ready:
+                    one.lease.nak()
+            self._ready.clear()
             for task in self._tasks.values():
                 await task.close()
 
@@ -135,7 +150,10 @@ class RemoteTasks:
         if self._group is None or len(self._tasks) >= TASKS_MAX:
             raise Busy("the bridge has as many tasks as it takes", hint="poll again later")
         poll = Poll(owner)
-        channels = [self._channel(terms) for terms in agents]
+        ready = next((kept for terms in agents if (kept := self._kept(terms))), None)
+        if ready is not None:
+            self._offer(poll, ready)
+        channels = [] if ready is not None else [self._channel(terms) for terms in agents]
         try:
             for channel in channels:
                 channel.polls.append(poll)
@@ -272,11 +290,48 @@ class RemoteTasks:
             return
         if wanted is None:
             return
-        poll = channel.next()
-        if poll is None:
+        poll, ready = channel.next(), Ready(channel, task, wanted, lease)
+        if poll is not None:
+            self._offer(poll, ready)
+        elif wanted.answers:
+            self._keep(ready)
+        else:
             lease.nak()
-            return
+
+    def _offer(self, poll: Poll, ready: Ready) -> None:
+        channel, task = ready.channel, ready.task
         name = named(task, poll.owner, channel.terms, secrets.token_hex(8), channel.ack_wait_s)
-        remote = self._made(name, task, wanted)
+        remote = self._made(name, task, ready.wanted)
         self._tasks[encode_name(remote.name)] = remote
         poll.offer.set_result(remote)
+
+    def _keep(self, ready: Ready) -> None:
+        """For a poll that comes soon. To ask for a holder takes longer than a poll waits where all
+        workers are busy: given back, the run would be asked for again, and fresh ones would have
+        every poll, for as long as there are some."""
+        terms = ready.channel.terms
+        kept = self._ready.setdefault(terms, deque())
+        if len(kept) >= BATCH_MAX:
+            ready.lease.nak()
+            return
+        kept.append(ready)
+        keep_s = ready.channel.ack_wait_s / 4  # while the delivery is surely current
+        asyncio.get_running_loop().call_later(keep_s, self._give_up, terms, ready)
+
+    def _kept(self, terms: AgentTerms) -> Ready | None:
+        """The one that was kept first."""
+        kept = self._ready.get(terms)
+        if not kept:
+            return None
+        found = kept.popleft()
+        if not kept:
+            del self._ready[terms]
+        return found
+
+    def _give_up(self, terms: AgentTerms, ready: Ready) -> None:
+        kept = self._ready.get(terms, deque())
+        if ready in kept:
+            kept.remove(ready)
+            ready.lease.nak()
+        if not kept:
+            self._ready.pop(terms, None)

@@ -61,7 +61,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "record_id": "A writer's record ids only go up: none comes twice.",
         "run_id": "The first record names the run whose journal it is.",
         "first": "A run is started once, by its first record.",
-        "claim": "A holder writes under the live claim, and nobody after the claim that fenced it.",
+        "claim": "Who claimed the run writes, under that claim, until another one fences it.",
         "after_end": "Only a purge, or the resume of a retriable failure, follows the end.",
         "purge": "Only a run that has ended is purged.",
         "iteration": "Each iteration has one commit, and they are counted.",
@@ -71,19 +71,20 @@ RULES: Mapping[str, str] = MappingProxyType(
         "wake": "No wait begins while what would end it is there.",
         "idle": "A run that waits is claimed only after something has ended the wait.",
         "park": "A park for steps names steps that are open.",
-        "uncancelled": "A run ends as cancelled only after a cancel.",
+        "unfinished": "A turn ends well only when each of its calls has a result.",
+        "cancel": "A run ends as cancelled after a cancel, and only then.",
         "cancelled": "No write starts after a cancel.",
         "deadline": "A write's start names the instant at which its call is over.",
         "digest": "A digest is that of what stands beside it.",
         "key": "A call's key is its own, and a repeated call keeps it.",
         "same_call": "A step is the call that was made before, and that the model made.",
-        "stale_call": "A call of an earlier reply never starts after a later model call.",
+        "stale_call": "A model is asked again only when each call of its reply has a result.",
         "repeated_step": "A step with a result is not started again.",
-        "permit": "An unsafe step starts again only under the retry of its very start.",
-        "approval": "A call that was asked about, or interrupted, starts only under its approval.",
+        "permit": "A write is made again only under the retry of its very start, in any attempt.",
+        "approval": "What was asked about, interrupted or rejected starts only under its approval.",
         "spent": "A permit is used once.",
         "denied": "A call that the gate denied never starts.",
-        "refusal": "A call is answered as rejected only where a person rejected it.",
+        "refusal": "A call is refused as its verdict has it, or a person who rejected it.",
         "beside_unknown": "Nothing starts beside an earlier holder's write that is unknown.",
         "child": "Child runs are named, and only those that were started end or are waited for.",
         "progress": "Only an open step reports progress.",
@@ -91,7 +92,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "second_result": "Every step has one result.",
         "unstarted": "A step has a result only after a start, or a refusal.",
         "via": "A result came the way it says: by its own holder, a person, a probe, its policy.",
-        "model": "A failed model call records nothing.",
+        "model": "A model call calls no tool; one that failed records nothing.",
         "verdicts": "A model's reply has one verdict on each of its calls.",
         "marker": "A marker is of this run, step and attempt, and of one call.",
         "payload": "A signal's payload has its shape.",
@@ -151,8 +152,12 @@ class Auditor:
     def purged(self) -> bool:
         return self._book.purged
 
-    def take(self, raw: bytes, *, status: Status | None = None) -> tuple[Violation, ...]:
-        """What the next record breaks. `status`: its header, where the store keeps one."""
+    def take(
+        self, raw: bytes, *, status: Status | None = None, shared: bool = False
+    ) -> tuple[Violation, ...]:
+        """What the next record breaks. `status`: its header, where the store keeps one; `shared`:
+        every holder claims there."""
+        self._book.shared = shared
         try:
             record = decode(raw)
         except Damage as damage:

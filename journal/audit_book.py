@@ -5,6 +5,7 @@ Written from PROTOCOL.md 2-6, apart from the fold: a fault in one is not a fault
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
@@ -25,6 +26,11 @@ from .records import (
     VerdictAsk,
     VerdictDeny,
 )
+
+LOOP_MODEL = re.compile(r"llm/(\d{1,18})", re.ASCII)
+LOOP_TOOL = re.compile(r"tool/(\d{1,18})/\d+/.+", re.ASCII)
+PLACE = re.compile(r"\d{1,18}/(\d{1,18})", re.ASCII)
+"""A turn handler's call: its position in the iteration."""
 
 _FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 """No record is older, whatever it says."""
@@ -70,7 +76,16 @@ class StepBook:
     @property
     def settled(self) -> bool:
         """Whether somebody said what became of the last start."""
-        return bool(self.starts) and (self.starts[-1].n in {**self.said, **self.late})
+        return bool(self.starts) and (
+            self.starts[-1].n in self.said or self.starts[-1].n in self.late
+        )
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody said the result of the last start."""
+        said = self.said.get(self.starts[-1].n)
+        done = said is not None and said.payload["outcome"] == "done"
+        return done or self.starts[-1].n in self.late
 
     def retry(self) -> Signal | None:
         """What permits another start: a retry of the last one that no late result overtook."""
@@ -114,19 +129,28 @@ class Queued(Struct):
 class Book:
     """The run so far.
 
-    `claim`: the live one's n, 0 without one; `fenced`: the record at hand is not under it.
-    `earlier`: unsafe steps of earlier attempts, by tool and digest; `keys`: of all their calls.
-    `reply`: the model step that the `calls` are from. `asks`: a handler's, by marker; `markers`:
-    the step and digest of each there ever was. `permits`: signals by n; `spent`: by n, with the
-    step they started; `interrupted`: digests of calls that were cut off. `queue`, `placed`: the
-    `inputs` that are so; `told`: those that the ended iteration had placed; `oldest`: no request or
-    input that is forgotten some day is from before. `wait`: the park or commit that the run waits
-    after; `resumed`: the n of the last resume, `heard` of the last signal or input.
+    `claim`: the live one's n, 0 without one; `holder`: by whom; `remote`: who is known by requests
+    alone; `claimers`: all who ever claimed; `shared`: each holder does, on this store; `fenced`:
+    the record at hand is not under the claim.
+    `steps`: of the attempt; `open`: those without a result; `model_calls`: the loop's last one;
+    `earlier`: writes of earlier attempts, by tool and digest; `keys`: of their safe calls.
+    `reply`: the model step that the `calls` are from; `replied`: it is one of the loop. `asks`: a
+    handler's, by marker; `markers`: the step and digest of each there ever was; `rejected`: those
+    that were, without their end. `permits`: signals by n; `spent`: by n, with the step they
+    started; `interrupted`: digests of calls that were cut off.
+    `queue`, `placed`: the `inputs` that are so; `told`: those that the ended iteration had placed;
+    `oldest`: no request or input that is forgotten some day is from before. `wait`: the park or
+    commit that the run waits after; `resumed`: the n of the last resume, `heard` of the last signal
+    or input.
     """
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.claim = 0
+        self.remote = False
+        self.holder = ""
+        self.claimers: set[str] = set()
+        self.shared = False
         self.fenced = False
         self.iteration = 0
         self.attempt = 1
@@ -134,13 +158,17 @@ class Book:
         self.purged = False
         self.cancel = 0
         self.steps: dict[str, StepBook] = {}
+        self.open: dict[str, StepBook] = {}
+        self.model_calls = 0
         self.earlier: dict[tuple[str, str], list[StepBook]] = {}
         self.keys: dict[tuple[str, str], set[str]] = {}
         self.reply = ""
+        self.replied = False
         self.calls: dict[str, Gated] = {}
         self.asks: dict[str, Ask] = {}
         self.markers: dict[str, tuple[str, str]] = {}
         self.decided: dict[str, Signal] = {}
+        self.rejected: set[str] = set()
         self.permits: dict[int, Signal] = {}
         self.spent: dict[int, str] = {}
         self.requests: dict[str, Request] = {}
@@ -162,7 +190,30 @@ class Book:
 
     def unknown(self) -> list[StepBook]:
         """Writes of which nobody knows whether they happened."""
-        return [step for step in self.steps.values() if step.unknown]
+        return [step for step in self.open.values() if step.unknown]
+
+    def unanswered(self) -> str:
+        """The first call of the last reply without a result."""
+        found = (name for name in self.calls if name not in self.steps or name in self.open)
+        return next(found, "")
+
+    def begin(self, record: StepStarted) -> None:
+        """Note a start."""
+        step = self.steps.setdefault(record.step, StepBook(record.step))
+        step.starts.append(record)
+        self.open[record.step] = step
+        loop = LOOP_MODEL.fullmatch(record.step)
+        if loop is not None:
+            self.model_calls = max(self.model_calls, int(loop[1]))
+        self.goes_on()
+
+    def finish(self, name: str, n: int) -> StepBook:
+        """Note a result, record n."""
+        step = self.steps.setdefault(name, StepBook(name))
+        step.result = n
+        self.open.pop(name, None)
+        self.goes_on()
+        return step
 
     def goes_on(self) -> None:
         """A holder is at work: what was waited for has ended."""
@@ -175,16 +226,22 @@ class Book:
             self.begin_afresh()
 
     def begin_afresh(self) -> None:
-        """Forget the steps; what an unsafe one came to, and each call's key, stays known."""
+        """Forget the steps; what an unsafe one came to, and a safe one's key, stays known."""
         for step in self.steps.values():
             last = step.last
             if last is None or last.kind == "model":
                 continue
             what = (last.tool, last.digest)
-            self.keys.setdefault(what, set()).add(last.key)
-            if step.unsafe and step not in self.earlier.setdefault(what, []):
+            if not step.unsafe:
+                self.keys.setdefault(what, set()).add(last.key)
+            elif step not in self.earlier.setdefault(what, []):
                 self.earlier[what].append(step)
+        self._no_steps()
+
+    def _no_steps(self) -> None:
         self.steps = {}
+        self.open = {}
+        self.model_calls = 0
         self.calls = {}
         self.asks = {}
         self.reply = ""
@@ -193,12 +250,9 @@ class Book:
         """The iteration is committed: its steps are done with, its inputs answered."""
         self.iteration += 1
         self.attempt = 1
-        self.steps = {}
         self.earlier = {}
         self.keys = {}
-        self.calls = {}
-        self.asks = {}
-        self.reply = ""
+        self._no_steps()
         self.wait = None
         self.answer_placed()
 
@@ -214,11 +268,13 @@ class Book:
         if self.end.afresh:
             self.begin_afresh()
         told = self.told if self.end.afresh else []
-        kept = self.steps, self.earlier, self.keys, self.calls, self.reply
+        steps = self.steps, self.open, self.model_calls, self.calls, self.reply
+        earlier = self.earlier, self.keys
         self.end = None
         self.cancel = 0
         self.next_iteration()
-        self.steps, self.earlier, self.keys, self.calls, self.reply = kept
+        self.steps, self.open, self.model_calls, self.calls, self.reply = steps
+        self.earlier, self.keys = earlier
         for request_id in told:
             self.inputs[request_id].status = "placed"
         self.placed = list(told)
@@ -245,6 +301,12 @@ class Book:
         known = [*known, *self.inputs.values()]
         self.oldest = min((one.at for one in known if one.at is not None), default=None)
 
+    def decide(self, marker: str, said: Signal) -> None:
+        """Note an approve or a reject."""
+        self.decided[marker] = said
+        if said.name == "reject":
+            self.rejected.add(marker.rpartition(".")[0])
+
     def request(self, key: str, at: str, *, kept: bool = False) -> None:
         """Note that a signal's request id was used."""
         self.requests.setdefault(key, Request(None if kept else self._dated(at), kept))
@@ -267,6 +329,8 @@ class Book:
         """The books as of a commit that sums up what is before it."""
         book = Book(self.run)
         book.claim = summary.claim_n
+        book.remote = summary.claim.get("remote") is True
+        book.claimers, book.shared = self.claimers, self.shared
         book.iteration = commit.iteration + 1
         book.children = {run: ended is not None for run, ended in summary.children.items()}
         book.cancel = summary.cancel.n if summary.cancel is not None else 0
@@ -286,7 +350,8 @@ class Book:
                     payload={"marker": known.about},
                     n=known.n,
                 )
-                book.decided[known.about] = book.permits[known.n] = said
+                book.permits[known.n] = said
+                book.decide(known.about, said)
         return book
 
 

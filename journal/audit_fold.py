@@ -29,7 +29,9 @@ class Shadow:
         """What the record says wrongly of the run."""
         record = entry.record
         if self._first is None and isinstance(record, RunPurged):
-            return  # its status is that of a run whose records were removed
+            if status not in (None, "completed", "failed", "cancelled"):
+                yield "purge", f"its header says {status}: a run was purged that had not ended"
+            return
         self._first = self._first or entry
         if self._fold is None:
             self._restore(entry)

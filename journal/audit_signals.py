@@ -85,7 +85,7 @@ def _decided(book: Book, record: Signal) -> Findings:
     if marker in book.decided:
         yield "decision", f"{marker[:200]} was decided before, record {book.decided[marker].n}"
         return
-    book.decided[marker] = record
+    book.decide(marker, record)
     try:
         of_run = ids.marker_run(marker)
     except InvalidId:
@@ -115,7 +115,11 @@ def _reconciled(book: Book, record: Signal) -> Findings:
         yield "reconcile", f"record {start} is reconciled, {found}"
         return
     last = step.starts[-1]
-    probed = last.policy == "probe" and record.request_id == f"probe:{start}"
+    probed = (
+        (last.policy, record.request_id) == ("probe", f"probe:{start}")
+        and record.payload["outcome"] == "retry"
+        and step.asked < start
+    )
     if not step.unsafe:
         yield "reconcile", f"record {start} is reconciled, which is safe to repeat"
     elif last.n in step.said or last.n in step.late:

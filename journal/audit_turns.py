@@ -61,6 +61,10 @@ def held(book: Book, record: Record) -> Findings:
     if record.claim == book.claim:
         if isinstance(record, Release) and not record.claim:
             yield "claim", "a release gives up no claim"
+        elif not record.claim and (book.shared or record.by in book.claimers):
+            yield "claim", "its writer goes by claims, and it names none"
+        elif record.claim and not book.remote and book.holder not in ("", record.by):
+            yield "claim", f"claim {record.claim} is by {book.holder}, and it is not"
         return
     book.fenced = True
     live = f"claim {book.claim} is live" if book.claim else "no claim is live"
@@ -78,6 +82,9 @@ def claimed(book: Book, record: Claim) -> Findings:
     if wait is not None and not until and not tried and not book.claim and book.heard < wait.n:
         yield "idle", f"it is claimed, and nothing has ended the wait since record {wait.n}"
     book.claim = record.n
+    book.remote = record.remote
+    book.holder = record.by
+    book.claimers.add(record.by)
     book.goes_on()
 
 
@@ -102,7 +109,7 @@ def parked(book: Book, record: Park) -> Findings:
         yield "attempt", f"it parks attempt {record.attempt}, not {book.attempt}"
         book.attempt = record.attempt
     yield from _instant(record.until)
-    open_ = {step.name for step in book.steps.values() if step.open}
+    open_ = set(book.open)
     if record.why == "retry":
         open_ |= {step.name for steps in book.earlier.values() for step in steps if step.open}
     if strangers := [name for name in record.steps if name not in open_]:
@@ -119,9 +126,9 @@ def parked(book: Book, record: Park) -> Findings:
     }
     if record.why == "reconcile":
         for name in record.steps:
-            if name in book.steps:
-                book.steps[name].doubted = True
-        for step in book.steps.values():
+            if name in book.open:
+                book.open[name].doubted = True
+        for step in book.open.values():
             step.asked = record.n
     yield from _sleeps(book, record)
     book.wait = record
@@ -138,13 +145,20 @@ def committed(book: Book, record: Commit | RunCompleted) -> Findings:
     if isinstance(record, Commit):
         yield from _instant(record.waits.until)
     queued = list(book.queue)
-    if action == "complete" and queued and any(name.startswith("llm/") for name in book.steps):
+    if action == "complete" and queued and book.model_calls:
         yield "queued", f"the conversation ends while {queued[0]} is queued"
+    open_ = [step.name for step in book.open.values() if not step.unknown]
+    left = open_[0] if open_ else book.unanswered()
+    if action in ("continue", "complete") and left and not unknown and not book.remote:
+        yield "unfinished", f"the turn ends, and {left} has no result"
     if action == "cancel" and not book.cancel:
-        yield "uncancelled", "a run is cancelled, and nobody asked for it"
+        yield "cancel", "a run is cancelled, and nobody asked for it"
+    elif action != "cancel" and book.cancel:
+        yield "cancel", f"the run does not end as the cancel in {book.cancel} has it"
     if isinstance(record, Commit) and record.action == "continue":
         if record.waits != NO_WAITS:
-            yield from _sleeps(book, record)
+            if not book.cancel:
+                yield from _sleeps(book, record)
             gives_up(book, record)
         book.next_iteration()
         book.wait = record if record.waits != NO_WAITS else None
@@ -189,6 +203,10 @@ def _sleeps(book: Book, record: Park | Commit) -> Findings:
         yield from _asked(book, record)
     elif record.why == "reconcile" and not record.steps and not book.unknown():
         yield "wake", "a person is asked what became of a write, and none is unknown"
+    elif record.why == "retry":
+        told = [name for name in record.steps if name in book.steps and book.steps[name].told]
+        if told:
+            yield "wake", f"it waits to call {told[0]} again, whose result is there"
 
 
 def _asked(book: Book, record: Park) -> Findings:

@@ -27,6 +27,7 @@ STORE_RULES: Mapping[str, str] = MappingProxyType(
         "size": "No line is longer than a record may be.",
         "unreadable": "All of a journal can be had.",
         "lost": "What was read once is still there (only an audit that goes on sees that).",
+        "newer": "This version can judge it all (a rule for an audit that goes on; else a note).",
     }
 )
 """Rules beside those of `audit.RULES`: what a store has to keep."""
@@ -108,7 +109,8 @@ class RunAudit:
         if record.headers is None:
             found = self._auditor.take(record.data)
         else:
-            found = self._auditor.take(record.data, status=status_of(record.headers))
+            status = status_of(record.headers)
+            found = self._auditor.take(record.data, status=status, shared=True)
             for text in self._headers.broken(record):
                 if self.newer is None or text == NOT_OURS:  # a newer version has other words
                     found += (Violation(self.n, "header", text),)

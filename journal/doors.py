@@ -23,7 +23,7 @@ from .inputs import (
 )
 from .log import Log
 from .messages import JSON
-from .records import Input, RunPurged, RunStarted
+from .records import Input, InputWithdrawn, RunPurged, RunStarted
 from .signal_rules import Append, Repeated, decide_signal
 from .signals import AnySignal, given_request_id, parse_signal
 from .steps import decide_start, input_digest
@@ -135,6 +135,7 @@ async def signal(
     kept: list[bool] = []
 
     def due(fold: Fold) -> Any:
+        journal.check_runnable()  # it may end and be purged as the record is on its way
         match decide_signal(fold, wanted, request, held=held):
             case Append(body, keep):
                 kept[:] = [keep]
@@ -190,6 +191,7 @@ async def submit(
     log.check_runnable()
 
     def due(fold: Fold) -> Input | None:
+        log.check_runnable()  # as in signal
         match decide_input(fold, body):
             case Queue(record):
                 return record
@@ -200,6 +202,7 @@ async def submit(
     await announce(log, "input")
     if written is None:  # what an old one said stands only in the whole journal
         log = await Log.read(store, run_id)
+        log.check_runnable()
     return input_state(log.fold.inputs[request], created=written is not None)
 
 
@@ -210,7 +213,12 @@ async def withdraw(
     (it was placed, or is not there)."""
     log = await Log.read(store, run_id, by=by)
     log.check_runnable()
-    await log.append(lambda fold: decide_withdrawal(fold, request_id))
+
+    def due(fold: Fold) -> InputWithdrawn | None:
+        log.check_runnable()  # as in signal
+        return decide_withdrawal(fold, request_id)
+
+    await log.append(due)
     return input_state(log.fold.inputs[request_id])
 
 
@@ -237,9 +245,9 @@ async def purge(store: Store, run_id: str, *, by: str = "library") -> None:
 
 
 def _tombstone(fold: Fold) -> RunPurged | None:
-    assert fold.started is not None
     if fold.purged is not None:
         return None
+    assert fold.started is not None
     if fold.end is None:
         run = fold.started.run
         raise StaleSignal(

@@ -54,7 +54,7 @@ class Fold:
     `state`, or in what Summary lists. `honoured`: unsafe steps of earlier attempts, by tool and
     digest. `revision`: what the run is bound to, empty until a worker has claimed it. `restarts`:
     holders in a row that were lost without moving the run on (R52). `mismatched`: revisions whose
-    code is not the one that recorded this iteration (R43).
+    code is not the one that recorded this iteration (R43). `refused`: rejected asks, and why.
     """
 
     __slots__ = (
@@ -83,6 +83,7 @@ class Fold:
         "newer",
         "open",
         "purged",
+        "refused",
         "reply",
         "requests",
         "restarts",
@@ -116,6 +117,7 @@ class Fold:
         self.reply: ModelReply | None = None
         self.asks: tuple[Asked, ...] = ()
         self.decisions: dict[str, Known] = {}
+        self.refused: dict[tuple[str, str], str] = {}
         self.requests: dict[str, Known] = {}
         self.inputs: dict[str, Submitted] = {}
         self.last_placed: tuple[str, ...] = ()
@@ -376,6 +378,7 @@ class Fold:
         self.attempt = 1
         self.restarts = self.failures = 0
         self.mismatched = set()
+        self.refused = {}
         self.last_placed = ()
         self.steps = {}
         self.open = {}

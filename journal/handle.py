@@ -129,6 +129,7 @@ class Journal(Log):
                     run_id=journal.run_id,
                     hint="a journal exported from a server can be read here, not run",
                 )
+            journal.check_runnable()  # it may have ended and been purged meanwhile
         except BaseException:
             await journal._stack.aclose()
             raise

@@ -95,8 +95,18 @@ async def read_again(
             for record in page:
                 if record.position > until:
                     return audit, found
-                found = audit.take(record)
+                found = judged(audit, record)
     return audit, found
+
+
+def judged(audit: RunAudit, record: RawRecord) -> tuple[Violation, ...]:
+    """What the next record breaks; that the audit can't judge what follows is one more."""
+    before = audit.newer
+    found = audit.take(record)
+    if before is None and audit.newer is not None:
+        what = f"{audit.newer}: from here on only the chain is checked: update this installation"
+        found += (Violation(audit.n, "newer", what),)
+    return found
 
 
 class StreamAudit:
@@ -108,9 +118,14 @@ class StreamAudit:
         self._report = report
         self._kept = Kept()
         self._shorter_since: float | None = None
+        self._created = ""
 
     async def look(self) -> None:
-        last = await self._store.journals.last_sequence()
+        end = await self._store.journals.end()
+        last = end.last
+        if self._created not in ("", end.created):
+            self._lose(f"the stream was made anew, and was read up to sequence {self.seen}", 0)
+        self._created = end.created
         if last < self.seen:
             self._shorter(last)
             return
@@ -132,7 +147,7 @@ class StreamAudit:
         first = record.headers is not None and record.headers.get(EXPECTED) == "0"
         kept = self._kept.take(run)
         audit = RunAudit(run) if kept is None and first else kept
-        found = audit.take(record) if audit is not None else ()
+        found = judged(audit, record) if audit is not None else ()
         if audit is None or found:  # dropped; or a purge took what is before its tombstone
             audit, found = await read_again(self._store, run, until=record.position)
         self.runs += first
@@ -150,10 +165,12 @@ class StreamAudit:
         if self._shorter_since is None:
             self._shorter_since = now
         elif now - self._shorter_since > LOST_AFTER_S:
-            what = f"the stream ends at sequence {last}, and was read up to {self.seen}"
-            self._report(None, Violation(0, "lost", f"{what}: acknowledged records are gone"))
-            self._shorter_since, self.seen = None, last
-            self._kept.clear()
+            self._lose(f"the stream ends at sequence {last}, and was read up to {self.seen}", last)
+
+    def _lose(self, what: str, seen: int) -> None:
+        self._report(None, Violation(0, "lost", f"{what}: acknowledged records are gone"))
+        self._shorter_since, self.seen = None, seen
+        self._kept.clear()
 
 
 class _File(Struct, frozen=True):
@@ -209,7 +226,7 @@ class DirectoryAudit:
         async with aclosing(self._store.stored(audit.run_id, after=known.position)) as pages:
             async for page in pages:
                 for record in page:
-                    if audit.take(record):
+                    if judged(audit, record):
                         return False
         self.records += audit.records - taken
         self._files[audit.run_id] = _File(mark, audit.position, known.found)
@@ -222,7 +239,7 @@ class DirectoryAudit:
             async with aclosing(self._store.stored(run)) as pages:
                 async for page in pages:
                     for record in page:
-                        found = audit.take(record)
+                        found = judged(audit, record)
                         if known is not None and record.position <= known.position:
                             early += found
                             continue

@@ -51,8 +51,9 @@ def decided(fold: Fold, call: Call, text: str | None) -> int | StepError | Asked
     assert fold.started is not None
     if call.digest in fold.interrupted:
         text = f"{text}; {AGAIN}" if text else AGAIN
-    if text is None:
-        return 0
+    if text is None:  # code that asks no more does not undo what a person said
+        refused = fold.refused.get((call.step, call.digest))
+        return 0 if refused is None else _rejected(refused)
     run = RunId(fold.started.run)
     digest = marker_digest(run, call.step, call.digest, text, "")
     asked = marker(run, call.step, fold.attempt, digest)
@@ -60,8 +61,12 @@ def decided(fold: Fold, call: Call, text: str | None) -> int | StepError | Asked
     if answer is None:
         return Asked(marker=asked, step=call.step, tool=call.tool, input=call.input, text=text)
     if answer.name == "reject":
-        return StepError(type="rejected", message=answer.reason or "no reason given")
+        return _rejected(answer.reason)
     return answer.n
+
+
+def _rejected(reason: str) -> StepError:
+    return StepError(type="rejected", message=reason or "no reason given")
 
 
 def placing(fold: Fold, iteration: int, position: int, mode: Mode) -> InputPlaced | None:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Coroutine
+from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
 from typing import Any, cast
 
@@ -126,8 +127,14 @@ def report(error: RunfoldError, json: bool) -> int:
 
 
 def report_bug(error: BaseException, json: bool) -> int:
-    """An exception that is no RunfoldError: still one line; RUNFOLD_DEBUG=1 shows the rest."""
-    what = f"internal error: {type(error).__name__}: {str(error)[:500]}"
+    """An exception that is no RunfoldError: still one line, which says what it was and where, also
+    of one out of task groups; RUNFOLD_DEBUG=1 shows the rest."""
+    inner = error
+    while isinstance(inner, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", inner).exceptions[0]
+    frames = traceback.extract_tb(inner.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    what = f"internal error: {type(inner).__name__}: {str(inner)[:500]}{where}"
     bug = RunfoldError(what, hint="RUNFOLD_DEBUG=1 shows where; please report it")
     bug.__cause__ = error
     return report(bug, json)

@@ -22,11 +22,19 @@ class _State(Struct, frozen=True):
 
 
 class _Info(Struct, frozen=True):
+    created: str = ""
     state: _State = _State()
     error: ApiError | None = None
 
 
 _info = msgspec.json.Decoder(_Info)
+
+
+class StreamEnd(Struct, frozen=True):
+    """The last sequence a stream gave, which a purge does not lower; and when it was made."""
+
+    last: int
+    created: str
 
 
 class RawJournals:
@@ -65,9 +73,8 @@ class RawJournals:
         async for page in self._reader.pages(subjects, after, last.seq, patience):
             yield [(_run_of(one), _raw(one)) for one in page]
 
-    async def last_sequence(self) -> int:
-        """The last one the stream gave, as its leader, or who takes himself for it, has it; a purge
-        does not lower it."""
+    async def end(self) -> StreamEnd:
+        """As the stream's leader, or who takes himself for it, has it."""
         patience = Patience(f"stream {self._stream} could not be looked up")
         while True:
             reply = await self._connection.request(
@@ -78,7 +85,7 @@ class RawJournals:
                 continue
             info = api_answer(_info, reply)
             if info.error is None:
-                return info.state.last_seq
+                return StreamEnd(info.state.last_seq, info.created)
             raise_if_gone(info.error, self._stream)
             await patience.pause(str(info.error))
 

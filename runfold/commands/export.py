@@ -55,8 +55,7 @@ def export(
         path = to / f"{file_stem(run)}{SUFFIX}" if to is not None and to.is_dir() else to
         async with journals(Target(store, namespace, creds)) as source:
             if path is None:
-                written = await _write(source, run, sys.stdout.buffer)
-                sys.stdout.flush()
+                written = await _write_out(source, run)
             else:
                 with _new_file(path, force) as file:
                     written = await _write(source, run, file)
@@ -115,9 +114,23 @@ async def _write(source: Journals, run: RunId, file: BinaryIO) -> Written:
     return written
 
 
+async def _write_out(source: Journals, run: RunId) -> Written:
+    try:
+        written = await _write(source, run, sys.stdout.buffer)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageProblem(f"standard output: {error.strerror or error}") from error
+    return written
+
+
 @contextmanager
 def _new_file(path: Path, force: bool) -> Generator[BinaryIO]:
     """A file at the path once all is written and synced; what fails leaves the path as it was."""
+    if path.exists() and not path.is_file():  # a device, or a pipe: never replaced
+        hint = "leave -o out to write to standard output"
+        raise UsageProblem(f"{shown(str(path), 300)} is no file", hint=hint)
     part = path.with_name(f"{path.name}.part") if force else path
     try:
         with part.open("wb" if force else "xb") as file:

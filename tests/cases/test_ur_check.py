@@ -14,6 +14,7 @@ from cases.test_damaged_files import ACC, made
 from cases.test_ur_values import TEXTS, echoing, looking
 from cases.world import World, cli
 from cases.zygote import Zygote
+from kit.build import Log, claimed
 
 from journal.auditing import audit_run
 from journal.codec import Entry
@@ -71,7 +72,11 @@ def long_run(run_sync: Callable[..., Any]) -> tuple[Entry, ...]:
     async def make() -> tuple[Entry, ...]:
         store = MemoryStore()
         assert isinstance(await run(store, looking(LONG // 4), "long", "x"), Completed)
-        return (await store.load(RunId("long"))).entries
+        first, *others = (await store.load(RunId("long"))).entries
+        log = Log(first.record, claimed())  # as on a server
+        for entry in others:
+            log.add(entry.record)
+        return tuple(log.entries)
 
     entries: tuple[Entry, ...] = run_sync(make())
     assert len(entries) > LONG

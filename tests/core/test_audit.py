@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -11,18 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.audit_cases import CASES, FREE, HELD, PAY, START, UNKNOWN, Case
 from kit.build import (
+    ALLOW,
     AT,
     NONCE,
     RUN,
+    Log,
     answered,
+    approved,
+    asks,
     cancel,
     claimed,
+    error_of,
     failed,
     goes_on,
     model_start,
     parked,
     placed,
     released,
+    reply_of,
+    request,
     result_of,
     resume,
     retry,
@@ -87,7 +95,7 @@ def test_the_audit_goes_on_behind_a_record_that_breaks_a_rule(rule: str, case: C
 
 def test_a_fenced_writers_records_are_each_named_and_end_nobody_elses_claim():
     log = Forged(*HELD, claimed("w2"))
-    log.forge(model_start(), claim=2)
+    log.forge(error_of(PAY, via="refused"), claim=2)
     log.forge(goes_on(until_input=True), claim=2)
     log.fold.claim = log.fold.claims[3]  # the live holder's own fold took neither
     log.fold.iteration = 1
@@ -121,7 +129,7 @@ def test_a_record_that_stands_twice_is_named_once(n: int):
 @pytest.mark.parametrize("n", range(2, 7))
 def test_a_record_that_was_edited_is_named_by_the_one_behind_it(n: int):
     entries = journal()
-    raw = entries[n - 1].raw.replace(b'"by":"test"', b'"by":"eve"')
+    raw = entries[n - 1].raw.replace(b'"at":"2026', b'"at":"2025')
     entries[n - 1] = Entry(decode(raw), raw)
     assert told(entries) == [(n + 1, "hash")]
 
@@ -300,6 +308,22 @@ def test_a_tombstone_alone_is_clean_and_takes_nothing_behind_it():
     assert told(log.entries[3:]) == [(5, "after_end")]
 
 
+@pytest.mark.parametrize("status", ["running", "indeterminate", "waiting"])
+def test_a_tombstone_alone_of_a_run_that_had_not_ended_is_named(status: Status):
+    log = Forged(*HELD, answered(), RunPurged())
+    raw = log.entries[3].raw
+    assert [one.rule for one in Auditor(RUN).take(raw, status=status)] == ["purge"]
+    assert Auditor(RUN).take(raw, status="failed") == ()
+
+
+def test_on_a_store_where_holders_claim_each_names_its_claim():
+    entries = Forged(started(), model_start(), result_of("llm/1", "text"), answered()).entries
+    assert told(entries) == []  # under a lock
+    auditor = Auditor(RUN)
+    found = [one for entry in entries for one in auditor.take(entry.raw, shared=True)]
+    assert [(one.n, one.rule) for one in found] == [(2, "claim"), (3, "claim"), (4, "claim")]
+
+
 @pytest.mark.parametrize("length", range(8))
 def test_a_journal_that_still_runs_is_clean_wherever_it_ends(length: int):
     assert told(journal()[:length]) == []
@@ -314,6 +338,44 @@ def test_what_is_forgotten_after_eight_days_may_come_again():
     assert log.wrong() == []
     early.forge(submitted("i1"))
     assert early.wrong() == [(6, "input")]
+
+
+@pytest.mark.parametrize("name", ["llm/", "tool/", "0/", ""])
+def test_a_number_of_any_length_in_a_name_makes_no_error(name: str):
+    digits = "9" * 5000
+    log = Forged(*HELD)
+    for tail in (digits, f"{digits}/0/pay"):
+        log.forge(start_of(name + tail, unsafe=False))
+        log.forge(error_of(name + tail))
+        log.forge(approved(f"{RUN}/{name}{tail}@1.{'0' * 16}", f"r{len(tail)}"))
+    assert all(rule in RULES for _, rule in log.wrong())
+
+
+def calls_for(steps: int) -> int:
+    """Of functions, to audit a journal of so many rounds in one iteration."""
+    log = Log(started())
+    for n in range(1, steps + 1):
+        log.add(model_start(n))
+        log.add(reply_of(n, asks(request("pay")), ALLOW))
+        log.add(start_of(f"tool/{n}/0/pay", input={}))
+        log.add(result_of(f"tool/{n}/0/pay"))
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(counted)
+    try:
+        found = audit(RUN, log.entries)
+    finally:
+        sys.setprofile(None)
+    assert found == ()
+    return count
+
+
+def test_a_record_costs_no_more_in_a_long_journal_than_in_a_short_one():
+    assert calls_for(200) < 4.4 * calls_for(50)
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([e.raw for e in journal()]), max_size=8))

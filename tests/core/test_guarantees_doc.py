@@ -1,4 +1,4 @@
-"""docs/guarantees.md is true as far as a test can tell: each promise names tests, and they exist."""
+"""docs/guarantees.md is true as far as a test can tell: its promises name tests that exist."""
 
 from __future__ import annotations
 

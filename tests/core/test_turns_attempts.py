@@ -619,7 +619,7 @@ class Gated:
 
     def __init__(self, **options: Any) -> None:
         self.world = World()
-        self.text = "Pay 10?"
+        self.text: str | None = "Pay 10?"
         self.input: JSON = 10
         self.tool = "pay"
         self.fails = 0
@@ -672,6 +672,15 @@ async def test_a_rejected_call_is_never_made_and_the_handler_gets_the_reason(sha
     assert gated.world.calls == ["look"]
     step = (await folded(store)).steps["0/1"]
     assert (step.starts, step.completed.via if step.completed else None) == ([], "refused")
+
+
+@both
+async def test_a_rejected_call_is_not_made_by_code_that_asks_nobody_any_more(shared: bool):
+    store, gated = FaultyStore(shared=shared), Gated()
+    await decide(store, await run(store, gated.agent, RUN, "go"), "reject", reason="too much")
+    gated.text = None
+    assert await run(store, gated.agent, RUN) == ended(["look 1", None, "too much"])
+    assert gated.world.calls == ["look"]
 
 
 @both

@@ -102,6 +102,17 @@ CUT_OFF: list[Record] = [*HELD, start_of(PAY, policy="interrupt")]
 QUEUED: list[Record] = [*HELD, submitted("i1"), submitted("i2")]
 
 
+RETRIED: list[Record] = [parked("retry", afresh=True, until=SOON), claimed("w2")]
+DONE: list[Record] = [*UNKNOWN, result_of(PAY), *RETRIED]
+SECOND_ASK = HANDLER_ASKS.marker.replace("@1", "@2")
+DENIED: list[Record] = [*HELD, model_start(), reply_of(1, asks(request("pay")), denying())]
+
+
+def again(step: str, **fields: Any) -> Record:
+    """The same write in the next attempt, as if there had been none."""
+    return changed(start_of(step, key=f"{RUN}:{step}@2:{DIGEST}", **fields), attempt=2)
+
+
 def tool_start(index: int = 0, permit: int = 0, input: Any = None) -> StepStarted:
     """The start of the reply's call at `index`."""
     value = {} if input is None else input
@@ -142,6 +153,8 @@ CASES: dict[str, list[Case]] = {
         case([started()], released()),
         case(HELD, submitted(), claim=2),
         case([*HELD, claimed("w2")], goes_on(until_input=True), claim=2),
+        case(HELD, model_start(), by="zombie"),
+        case([*HELD, released()], model_start()),
     ],
     "after_end": [
         case([*HELD, answered()], submitted()),
@@ -179,17 +192,26 @@ CASES: dict[str, list[Case]] = {
     ],
     "wake": [
         case([*HELD, submitted()], goes_on(until_input=True)),
-        case([*HELD, cancel()], goes_on(until_input=True)),
         case([*HELD, cancel()], Park(why="pause")),
         case(
             [*HELD, spawned(READ, "c1"), result_of(READ), child_ended("c1")],
             goes_on(until_child="c1"),
         ),
         case(HELD, Park(why="approval")),
-        case([*ASKED, model_start(2), result_of("llm/2", "text")], Park(why="approval")),
+        case(
+            [
+                *ASKED,
+                rejected(ASK.marker),
+                error_of(TOOL, "rejected", via="refused"),
+                model_start(2),
+                result_of("llm/2", "text"),
+            ],
+            Park(why="approval"),
+        ),
         case([*ASKED, approved(ASK.marker)], Park(why="approval")),
         case([*HELD, approved(HANDLER_ASKS.marker)], Park(why="approval", asks=(HANDLER_ASKS,))),
         case(HELD, Park(why="reconcile")),
+        case([*FREE, late(PAY, START), claimed()], Park(why="retry", steps=(PAY,))),
     ],
     "idle": [
         case([*ASKED, parked()], claimed("w2")),
@@ -202,7 +224,19 @@ CASES: dict[str, list[Case]] = {
         case([*LOOKED, result_of(READ)], Park(why="reconcile", steps=(READ,))),
         case(HELD, Park(why="retry", steps=(PAY,))),
     ],
-    "uncancelled": [case(HELD, cancelled_end())],
+    "cancel": [
+        case(HELD, cancelled_end()),
+        case([*HELD, cancel()], answered()),
+        case([*HELD, cancel()], failed()),
+        case([*HELD, cancel()], goes_on()),
+        case([*HELD, cancel()], goes_on(until_input=True)),
+    ],
+    "unfinished": [
+        case([*HELD, model_start()], answered()),
+        case(LOOKED, goes_on()),
+        case(LET, answered()),
+        case([*FREE, retry(PAY, START), claimed("w2")], goes_on()),
+    ],
     # ---- starts
     "cancelled": [case([*HELD, cancel()], start_of(PAY))],
     "deadline": [
@@ -229,8 +263,14 @@ CASES: dict[str, list[Case]] = {
         ),
         case(LET, tool_start(input={"amount": 9999})),
         case(LET, tool_start(index=1)),
+        case([*HELD, model_start(), reply_of(1, asks(text="Hi."))], tool_start()),
     ],
-    "stale_call": [case([*LET, model_start(2)], tool_start())],
+    "stale_call": [
+        case(LET, model_start(2)),
+        case([*LET, tool_start()], model_start(2)),
+        case([*ASKED, approved(ASK.marker)], model_start(2)),
+        case([*HELD, model_start(2)], tool_start()),
+    ],
     "repeated_step": [
         case([*UNKNOWN, result_of(PAY)], start_of(PAY)),
         case([*CUT_OFF, interrupted_of(PAY)], start_of(PAY)),
@@ -249,15 +289,35 @@ CASES: dict[str, list[Case]] = {
         case(LOOKED, start_of(READ, "look", permit=1, unsafe=False)),
         case(HELD, start_of(PAY, permit=2)),
         case([*FREE, retry(PAY, START), claimed()], start_of(READ, permit=5)),
+        case(
+            [*FREE, retry(PAY, START), claimed("w2")],
+            changed(start_of(PAY, permit=5), replay="safe"),
+        ),
+        case(
+            AFRESH,
+            changed(start_of("0/2", permit=5, key=KEY), replay="safe", attempt=2),
+        ),
+        case(DONE, again(PAY)),
+        case(DONE, changed(again(PAY), replay="safe", deadline="")),
+        case([*DONE, approved(SECOND_ASK)], again(PAY, permit=7)),
+        case(
+            [*UNKNOWN, result_of(PAY), failed(retriable=True, afresh=True), resume(), claimed()],
+            start_of("1/0"),
+        ),
+        case(
+            [*LET, tool_start(), result_of(TOOL), *RETRIED, model_start(), LET[-1]],
+            changed(tool_start(), attempt=2),
+        ),
     ],
     "approval": [
         case(ASKED, tool_start()),
         case([*ASKED, rejected(ASK.marker)], tool_start(permit=5)),
         case([*TWO_ASKED, approved(ASK.marker)], tool_start(index=1, permit=5)),
         case([*LET, approved(asking(9, 0, "pay").marker)], tool_start(permit=5)),
-        case(HANDLER_ASKED, start_of(PAY)),
+        case([*HANDLER_ASKED, rejected(HANDLER_ASKS.marker)], start_of(PAY)),
         case([*HANDLER_ASKED, rejected(HANDLER_ASKS.marker)], start_of(PAY, permit=6)),
         case([*HANDLER_ASKED, approved(HANDLER_ASKS.marker)], start_of(READ, permit=6)),
+        case([*HANDLER_ASKED, approved(HANDLER_ASKS.marker)], start_of(PAY, input=9999, permit=6)),
         case([*CUT_OFF, interrupted_of(PAY)], start_of(READ)),
         case([*CUT_OFF, interrupted_of(PAY), goes_on()], start_of("1/0")),
     ],
@@ -267,10 +327,12 @@ CASES: dict[str, list[Case]] = {
             tool_start(index=1, permit=5),
         )
     ],
-    "denied": [
-        case([*HELD, model_start(), reply_of(1, asks(request("pay")), denying())], tool_start())
+    "denied": [case(DENIED, tool_start())],
+    "beside_unknown": [
+        case([started(), start_of(PAY)], model_start(), nonce="a" * 12),
+        case(NEXT, model_start()),
+        case([*CUT_OFF, claimed("w2")], start_of(READ)),
     ],
-    "beside_unknown": [case(NEXT, model_start()), case([*CUT_OFF, claimed("w2")], start_of(READ))],
     "child": [
         case(HELD, start_of(READ, SPAWN, None, unsafe=False)),
         case(HELD, start_of(READ, SPAWN, {"run": "../x"}, unsafe=False)),
@@ -288,7 +350,11 @@ CASES: dict[str, list[Case]] = {
         case([*UNKNOWN, result_of(PAY)], result_of(PAY)),
         case([*CUT_OFF, interrupted_of(PAY)], result_of(PAY)),
     ],
-    "unstarted": [case(HELD, result_of(PAY)), case(HELD, interrupted_of(PAY))],
+    "unstarted": [
+        case(HELD, result_of(PAY)),
+        case(HELD, interrupted_of(PAY)),
+        case(HELD, by("refused")),
+    ],
     "via": [
         case(NEXT, result_of(PAY)),
         case(UNKNOWN, by("run", interrupted=Interrupted())),
@@ -306,9 +372,13 @@ CASES: dict[str, list[Case]] = {
         case(NEXT, by("late")),
         case([*FREE, late(PAY, START, "L"), claimed()], by("late", result="M")),
         case([*FREE, done(PAY, START), claimed()], by("late", result="D")),
+        case([*FREE, done(PAY, START), claimed()], error_of(PAY, via="refused")),
+        case([started(), start_of(PAY)], result_of(PAY), nonce="a" * 12),
     ],
     "model": [
         case([*HELD, model_start()], error_of("llm/1")),
+        case(HELD, changed(start_of(PAY), kind="model")),
+        case(LET, changed(tool_start(), kind="model", replay="safe", deadline="")),
         case([*HELD, model_start()], result_of("llm/1", via="probe")),
     ],
     "verdicts": [
@@ -321,6 +391,8 @@ CASES: dict[str, list[Case]] = {
         case(ASKED, error_of(TOOL, "rejected", via="refused")),
         case([*ASKED, approved(ASK.marker)], error_of(TOOL, "rejected", via="refused")),
         case(HANDLER_ASKED, error_of(PAY, "rejected", via="refused")),
+        case(ASKED, error_of(TOOL, via="refused")),
+        case(DENIED, error_of(TOOL, "outdated", via="refused")),
     ],
     "marker": [
         case([*HELD, model_start()], reply_of(1, asks(request("pay")), OTHER)),
@@ -371,6 +443,7 @@ CASES: dict[str, list[Case]] = {
             done(PAY, START),
         ),
         case(UNKNOWN, retry(PAY, START, f"probe:{START}")),
+        case(PROBED, done(PAY, START, request_id=f"probe:{START}")),
         case(HELD, retry(PAY, 1)),
     ],
     "late": [
@@ -379,7 +452,7 @@ CASES: dict[str, list[Case]] = {
         case([*UNKNOWN, result_of(PAY), released()], late(PAY, START)),
         case([*FREE, done(PAY, START)], late(PAY, START)),
         case([*FREE, late(PAY, START)], late(PAY, START, request_id="r2")),
-        case([*LOOKED, goes_on()], late(READ, START)),
+        case([*LOOKED, result_of(READ), goes_on()], late(READ, START)),
         case([*AFRESH, start_of("0/2", permit=5, key=KEY), released()], late(PAY, START)),
     ],
     "resume": [

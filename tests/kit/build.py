@@ -311,7 +311,9 @@ async def write_as_other(store: MemoryStore, body: Record, run: str = RUN) -> No
     log = Log()
     for entry in (await MemoryStore.load(store, RunId(run))).entries:
         log.fold.apply(entry)
-    entry = log.sealed(log.here(body), nonce="fedcba987654", by="other")
+    holder = log.fold.claim if isinstance(body, HOLDER_RECORDS) else None
+    by = holder.by if holder is not None else "other"
+    entry = log.sealed(log.here(body), nonce="fedcba987654", by=by)
     log.fold.apply(entry)
     answer = await MemoryStore.append(store, RunId(run), entry, expected=log.fold.n - 1)
     assert isinstance(answer, Appended)

@@ -49,6 +49,7 @@ TURNS = "tests/core/test_turns.py::"
 TURNS_ATTEMPTS = "tests/core/test_turns_attempts.py::"
 VALUES = "tests/core/test_values.py::"
 WAITS = "tests/core/test_waits.py::"
+CONNECTION = "tests/contract/test_jetstream_connection.py::"
 FSYNC_ORDER = "tests/real/test_fsync_order.py::"
 TWO_AT_ONCE = "tests/real/test_two_at_once.py::"
 
@@ -1782,6 +1783,22 @@ MUTANTS = [
         'if torn[:1] not in (b"{", b"\\0"):',
         "if False:",
         DAMAGED_FILES + "test_28_other_files_that_are_no_journal",
+    ),
+    Mutant(
+        "rejected-then-unasked",
+        "code that asks nobody any more does not make a call that a person rejected",
+        "journal/positions.py",
+        "return 0 if refused is None else _rejected(refused)",
+        "return 0",
+        TURNS_ATTEMPTS + "test_a_rejected_call_is_not_made_by_code_that_asks_nobody_any_more",
+    ),
+    Mutant(
+        "connection-just-lost",
+        "who asks for a connection just lost waits, and holds nobody up",
+        "journal/stores/nats_connection.py",
+        "if not self._nc.is_connected:  # nats-py says so turns of the loop before it calls back",
+        "if False:",
+        CONNECTION + "test_a_connection_just_lost_is_waited_for_without_holding_up_the_loop",
     ),
 ]
 

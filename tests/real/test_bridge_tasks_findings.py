@@ -548,3 +548,25 @@ async def test_a_late_copy_of_progress_does_not_hide_what_was_reported_since(sit
     await task.append("step.progress", position=0, output="half", id=2)
     fold = (await Log.read(site.fleet.store, "a1")).fold
     assert fold.steps["0/0"].partial == "sent"
+
+
+# ---- what the chaos soak found -------------------------------------------------------------------
+
+
+async def test_a_run_whose_worker_is_gone_is_not_passed_over_while_no_poll_waits_long(
+    site: HttpSite,
+):
+    """Whether its worker is gone is asked twice, half a second apart. Polls that find something to
+    do at once, as where all workers are busy, were never there when the answer was."""
+    await site.start("a1")
+    gone = await site.poll()
+    await gone.read()
+    await gone.start(0, "charge")
+    given: list[str] = []
+    for _ in range(60):
+        body = {"agents": [{"name": AGENT}], "wait_s": 0.2}
+        answer = await site.http.post("/tasks/poll", json=body)
+        if answer.status_code == 200:
+            given.append(answer.json()["run"])
+            break
+    assert given == ["a1"]

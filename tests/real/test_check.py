@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -108,6 +109,20 @@ async def test_an_export_is_checked_from_a_pipe(on_file: Cli) -> None:
     child = await on_file.execute("bash", "-c", '"$0" export c1 | "$0" check -', RUNFOLD)
     done = await child.done()
     assert (done.code, done.out) == (0, "1 run, 8 records, 0 violations\n"), done
+
+
+async def test_an_export_that_cannot_be_written_says_why_and_replaces_no_device(
+    on_file: Cli,
+) -> None:
+    await on_file.run("c1", "clock")
+    full = await on_file.execute("bash", "-c", '"$0" export c1 > /dev/full', RUNFOLD)
+    done = await full.done()
+    assert (done.code, "No space left on device" in done.line) == (2, True)
+    pipe = on_file.folder / "pipe"
+    os.mkfifo(pipe)
+    for words in (["-o", "pipe"], ["-o", "pipe", "--force"]):
+        is_refused(await on_file("export", "c1", *words, "--json"), 2, "usage")
+    assert pipe.is_fifo()
 
 
 async def test_a_purged_run_is_clean_and_not_exported(cli: Cli) -> None:

@@ -27,6 +27,7 @@ from journal.ids import RunId
 from journal.online_audit import DirectoryAudit, StreamAudit
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
+from journal.stores.jetstream_raw import StreamEnd
 from journal.stores.provision import provision
 
 pytestmark = pytest.mark.real
@@ -95,6 +96,20 @@ async def test_a_violation_is_found_while_it_follows_and_the_metric_rises(cli: C
     after = await auditing.metrics()
     assert after["violations_total"] == auditing.said().count("\n") >= 2
     assert after["runs_total"] == 2
+    assert await auditing.stopped() == 1
+
+
+async def test_a_record_that_this_version_cannot_judge_is_said_once_and_alarms(cli: Cli) -> None:
+    """What comes behind it could be anything."""
+    await cli.run("v1", "clock")
+    auditing = await follow(cli, "--metrics-port=0")
+    for _ in range(2):
+        await cli.append_chained("v1", "step.paused")
+    await auditing.finds(": newer: step.paused")
+    await cli.append_raw("v1", b"garbage")
+    await auditing.finds(": undecodable: ")
+    assert auditing.said().count(": newer: ") == 1
+    assert (await auditing.metrics())["violations_total"] == auditing.said().count("\n")
     assert await auditing.stopped() == 1
 
 
@@ -270,14 +285,36 @@ async def test_a_stream_that_ends_before_what_was_read_of_it_is_found(
         await look()
         records = len(await on_jetstream.entries("g1"))
         journals = look.audit._store.journals
+        end = await journals.end()
 
-        async def shorter() -> int:
-            return records - 2
+        async def shorter() -> StreamEnd:
+            return StreamEnd(records - 2, end.created)
 
-        monkeypatch.setattr(journals, "last_sequence", shorter)
+        monkeypatch.setattr(journals, "end", shorter)
         assert await look() == []
         monkeypatch.setattr(journal.online_audit, "LOST_AFTER_S", 0.0)
         assert await look() == [(None, 0, "lost")]
+        assert await look() == []
+
+
+async def test_a_stream_that_was_made_anew_is_found_and_audited_from_its_first_record(
+    on_jetstream: Cli,
+) -> None:
+    """However far it goes by then."""
+    await on_jetstream.run("g1", "clock")
+    async with looking(on_jetstream) as look:
+        await look()
+        await ask(
+            str(on_jetstream.store),
+            f"$JS.API.STREAM.DELETE.{on_jetstream.namespace.upper()}_JOURNAL_0",
+            {},
+        )
+        await provision(str(on_jetstream.store), namespace=on_jetstream.namespace)
+        for run in ("g2", "g3"):
+            await on_jetstream.run(run, "clock")
+        seen = look.audit.seen
+        assert await look() == [(None, 0, "lost")]
+        assert (look.audit.seen > seen, look.audit.runs) == (True, 3)
         assert await look() == []
 
 
