@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -20,9 +21,11 @@ from msgspec import Struct
 from journal import ids, limits
 from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
 from journal.handle import process_name
+from journal.ids import RunId
 from journal.lease import Lease
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
+from journal.sweep import RESTING, RUNNING, sweep
 from journal.taking import Taking, Wanted
 
 from .problems import Busy
@@ -89,6 +92,7 @@ class RemoteTasks:
         self._tasks: dict[str, RemoteTask] = {}
         self._guests: dict[str, RemoteTask] = {}
         self._ready: dict[AgentTerms, deque[Ready]] = {}
+        self._polled: dict[str, str] = {}
         self._looks = 0
         self._group: asyncio.TaskGroup | None = None
         self._problem = ""
@@ -102,6 +106,7 @@ class RemoteTasks:
         try:
             async with self._store.reporting(self._report), asyncio.TaskGroup() as group:
                 self._group = group
+                group.create_task(self._sweep())
                 while True:
                     await asyncio.sleep(limits.ACK_WAIT_MIN_S / 4)
                     for text, task in list(self._tasks.items()):
@@ -116,6 +121,26 @@ class RemoteTasks:
             self._ready.clear()
             for task in self._tasks.values():
                 await task.close()
+
+    async def _sweep(self) -> None:
+        """For the agents that were polled for since the last time: maybe no native worker has them,
+        and who owed a run its task is gone (R53)."""
+        cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
+        while True:
+            await asyncio.sleep(limits.SWEEP_S * random.uniform(0.5, 1.5))
+            agents, self._polled = self._polled, {}
+            agents |= {terms.name: terms.revision for terms in self._channels}
+            if not agents:
+                continue
+            held = {task.run_id for task in self._tasks.values() if task.held}
+            try:
+                for statuses, cursor in cursors.items():
+                    done = await sweep(
+                        self._store, statuses=statuses, agents=agents, held=held, after=cursor
+                    )
+                    cursors[statuses] = done.cursor
+            except RunfoldError as error:
+                log.warning("the sweep was cut short: %s", error.message)
 
     def _report(self) -> bytes | None:
         """What `runfold workers` shows of the workers over HTTP that are heard of here."""
@@ -150,6 +175,7 @@ class RemoteTasks:
         if self._group is None or len(self._tasks) >= TASKS_MAX:
             raise Busy("the bridge has as many tasks as it takes", hint="poll again later")
         poll = Poll(owner)
+        self._polled |= {terms.name: terms.revision for terms in agents}
         ready = next((kept for terms in agents if (kept := self._kept(terms))), None)
         if ready is not None:
             self._offer(poll, ready)

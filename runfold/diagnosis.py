@@ -19,9 +19,9 @@ from journal.inbox import told
 from journal.log import Log
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
+from journal.sweep import FRESH_S
 from journal.views import instant
 from journal.waits import instant_text
-from worker.sweep import FRESH_S
 
 UNFINISHED = frozenset(
     {"running", "waiting", "paused", "awaiting_approval", "indeterminate", "newer", "damaged"}

@@ -24,12 +24,12 @@ from journal.ids import RunId
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
 from journal.stores.tasks_pull import Puller
+from journal.sweep import RESTING, RUNNING, sweep
 
 from .agent import Agent
 from .dispatch import Dispatcher
 from .events import first_of
 from .health import Health
-from .sweep import RESTING, RUNNING, sweep
 from .watchdog import Watchdog
 
 log = logging.getLogger("runfold")

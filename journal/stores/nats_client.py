@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import nats.errors
@@ -68,6 +68,23 @@ class Client(_Client):
     def forget(self, subscription: Subscription) -> None:
         """After its `unsubscribe`: messages that were on the way went to its taker until now."""
         self._takers.pop(subscription._id, None)  # pyright: ignore[reportPrivateUsage]
+
+    async def leave(self, subscriptions: Sequence[Subscription], timeout_s: float) -> None:
+        """Unsubscribe from what was subscribed with callbacks. What is on the way is still handled,
+        if the server answers in time; nats-py's `drain` waits for it, and subscribes again at the
+        reconnect what it was cut off in."""
+        try:
+            with contextlib.suppress(TimeoutError, nats.errors.Error):
+                async with asyncio.timeout(timeout_s):
+                    for one in subscriptions:
+                        await self._send_unsubscribe(one._id)  # pyright: ignore[reportPrivateUsage]
+                    if self.is_connected and await self.round_trip(timeout_s):
+                        for one in subscriptions:
+                            await one._pending_queue.join()  # pyright: ignore[reportPrivateUsage]
+        finally:
+            for one in subscriptions:
+                with contextlib.suppress(nats.errors.Error):  # closed: nothing to unsubscribe
+                    await one.unsubscribe()
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes

@@ -17,6 +17,8 @@ from msgspec import Struct
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
 from nats.micro.service import ServiceConfig
 
+from ..limits import CLOSE_WAIT_S
+
 
 class Service(Struct, frozen=True):
     """`endpoints`: the subject of each, by its name. Instances share a queue group: each request
@@ -101,9 +103,6 @@ async def serving(
             await made.add_endpoint(name=name, subject=subject, handler=handler(name), metadata={})
         yield
     finally:
-        # Not its `stop`: that drains, which waits for a server that may be gone; and what it was
-        # cut off in would be subscribed again at the reconnect, for nobody.
+        # Not its `stop`: that waits for a server that may be gone.
         endpoints = [endpoint._subscription for endpoint in made._endpoints]
-        for subscription in [*endpoints, *made._subscriptions.values()]:
-            with contextlib.suppress(nats.errors.Error):  # closed: nothing to unsubscribe
-                await subscription.unsubscribe()
+        await client.leave([*endpoints, *made._subscriptions.values()], CLOSE_WAIT_S)

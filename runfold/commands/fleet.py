@@ -11,7 +11,7 @@ from journal.escape import visible
 from journal.fleet import WORKERS_WAIT_S, Fleet, agents_of
 from journal.ids import run_id as checked_run_id
 from journal.limits import SWEEP_RUNS
-from worker.sweep import sweep
+from journal.sweep import sweep
 
 from ..frame import execute
 from ..options import (

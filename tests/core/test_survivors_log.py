@@ -3,6 +3,7 @@ its last commit on, that was purged meanwhile, or that is read from a leader tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,21 +19,27 @@ from kit.build import (
     answered,
     claimed,
     goes_on,
+    start_of,
     started,
     submitted,
     types_of,
     write_as_other,
 )
 
-from journal.claims import Answer
 from journal.codec import Entry
-from journal.doors import purge, signal, start, submit, withdraw
-from journal.errors import Fenced, JournalDamaged, RunNotFound, StoreLocked, StoreUnavailable
+from journal.doors import purge, signal, submit, withdraw
+from journal.errors import (
+    ConcurrentUse,
+    Fenced,
+    JournalDamaged,
+    RunNotFound,
+    StoreUnavailable,
+)
+from journal.fold import Fold
 from journal.handle import Journal
 from journal.ids import RunId
-from journal.limits import HOLDER_GRACE_S
 from journal.log import Log as RunLog
-from journal.records import Claim, Release
+from journal.records import Claim, Release, StepStarted
 from journal.store import AppendAnswer, Loaded
 from journal.summary import is_restart_point, with_summary
 
@@ -99,6 +106,16 @@ async def test_what_is_appended_to_it_follows_the_tail_and_names_the_commit():
     assert (await types_of(store))[-2:] == ["input", "claim"]
 
 
+async def test_what_is_appended_where_no_commit_is_names_none():
+    store = Resuming()
+    await Log(started_here()).store(store)
+    log = await RunLog.resumed(store, RUN, by="w3")
+    store.commits.clear()
+    for n in (1, 2):
+        assert await log.append(lambda fold, n=n: submitted(f"i{n}"))
+    assert (store.commits, log.restart_at) == ([0, 0], 0)
+
+
 async def test_a_run_without_a_commit_is_read_from_its_start():
     store = Resuming()
     await Log(started_here(), claimed("w1"), submitted()).store(store)
@@ -125,6 +142,54 @@ async def test_another_runs_journal_is_damage_from_its_last_commit_on_too():
         await store.append(RunId("b2"), entry, expected=position)
     with pytest.raises(JournalDamaged, match="it is the journal of run a1"):
         await RunLog.resumed(store, RunId("b2"), by="w3")
+
+
+# ---- whose journal, and where it is damaged -----------------------------------------------------
+
+
+async def test_a_journal_that_was_loaded_is_folded_to_its_end():
+    store = await Log(started_here(), claimed(), submitted()).store()
+    log = RunLog.of(store, RUN, await store.load(RUN))
+    assert (log.run_id, log.by, log.tail, log.fold.n) == (RUN, "library", 3, 3)
+
+
+@pytest.mark.dishonest
+async def test_the_journal_of_another_run_is_damage_at_its_first_record():
+    store = FaultyStore()
+    for position, entry in enumerate(Log(started_here(), submitted()).entries):
+        await store.append(RunId("b2"), entry, expected=position)
+    with pytest.raises(JournalDamaged, match="it is the journal of run a1") as caught:
+        await RunLog.read(store, "b2")
+    assert (caught.value.where, caught.value.good) == ("memory, run b2, record 1", ())
+
+
+@pytest.mark.dishonest
+@pytest.mark.parametrize("read_before", [0, 2])
+async def test_damage_is_said_to_be_where_it_stands_however_much_was_read_before(read_before: int):
+    good = Log(started_here(), submitted("i1"), submitted("i2"))
+    stray = Log(started_here(), submitted("i3"), submitted("i4"), submitted("i5"))
+    store, log = FaultyStore(), None
+    for position, entry in enumerate([*good.entries, stray.entries[3]]):
+        if position == read_before:
+            log = await RunLog.read(store, RUN)
+        await store.append(RUN, entry, expected=position)
+    assert log is not None
+    with pytest.raises(JournalDamaged) as caught:
+        await log.refresh()
+    assert caught.value.where == "memory, run a1, record 4"
+    assert [entry.record.n for entry in caught.value.good] == [1, 2, 3][read_before:]
+
+
+@pytest.mark.dishonest
+async def test_damage_behind_a_tombstone_is_said_to_be_where_it_stands_now():
+    """What stood before the tombstone is gone: places are counted in what is left."""
+    store = await Log(started_here(), claimed(), answered()).store(FaultyStore())
+    await purge(store, RUN)
+    stray = Log(started_here(), *[submitted(f"i{n}") for n in range(4)])
+    await store.append(RUN, stray.entries[4], expected=4)
+    with pytest.raises(JournalDamaged) as caught:
+        await RunLog.read(store, RUN)
+    assert caught.value.where == "memory, run a1, record 2"
 
 
 # ---- a leader that fell behind ------------------------------------------------------------------
@@ -233,69 +298,66 @@ async def test_a_run_that_is_purged_as_it_is_taken_is_not_there():
     assert await types_of(store) == ["run.purged"]
 
 
-# ---- who takes a run ----------------------------------------------------------------------------
+# ---- an append that is in doubt -----------------------------------------------------------------
 
 
-async def test_who_waits_for_an_earlier_holder_is_told_for_whom_and_how_long(time: VirtualTime):
-    store = await Log(started_here(), claimed("w1")).store(FaultyStore(shared=True))
-    told: list[str] = []
-    journal = await Journal.open(store, RUN, is_write=lambda _: True, on_wait=told.append)
-    await journal.close()
-    assert told == [f"worker w1 does not answer; asking again in {HOLDER_GRACE_S:g} s"]
-
-
-async def test_a_run_that_ended_as_its_holder_was_asked_is_not_said_to_be_held():
-    store = await Log(started_here(), claimed("w1")).store(FaultyStore(shared=True))
-
-    async def ask(worker: str, run_id: RunId, claim: int) -> Any:
-        await write_as_other(store, answered())
-        return "silent"
-
-    store.ask = ask  # type: ignore[method-assign]
-    journal = await Journal.open(store, RUN, is_write=lambda _: True)
-    assert (journal.claim, journal.fold.finished) == (0, True)
-    await journal.close()
-
-
-@pytest.mark.parametrize(
-    ("answer", "how"), [("yes", ""), ("silent", ", which is connected but does not answer")]
-)
-async def test_who_finds_a_run_held_is_told_by_whom(answer: Answer, how: str):
-    store = await Log(started_here(), claimed("w1")).store(FaultyStore(shared=True))
-    store.answers["w1"] = answer
-    with pytest.raises(StoreLocked) as caught:
-        await Journal.open(store, RUN, is_write=lambda _: True)
-    assert caught.value.message == f"run a1 is being worked on by worker w1{how}"
-    assert (caught.value.holder, caught.value.run_id) == ("w1", RUN)
-
-
-async def test_a_claim_that_was_stored_and_fenced_before_it_was_known_is_no_claim():
-    store = await Log(started_here()).store(FaultyStore(shared=True))
-    store.answers["w2"] = "yes"
-    store.faults[store.appends + 1] = "ack lost"
-    load = store.load
-
-    async def fenced_first(run_id: RunId, *, after: int = 0) -> Loaded:
-        if len(await types_of(PlainView(store))) == 2:  # it is stored
-            await write_as_other(store, claimed("w2"))
-        return await load(run_id, after=after)
-
-    store.load = fenced_first  # type: ignore[method-assign]
-    with pytest.raises(StoreLocked, match="w2"):
-        await Journal.open(store, RUN, is_write=lambda _: True)
-    assert store.asked == ["w2"]
-
-
-# ---- who starts a run ---------------------------------------------------------------------------
-
-
-async def test_a_run_started_from_code_says_so_and_is_of_the_first_revision():
-    store = FaultyStore(shared=True)
-    made = await start(store, "helpdesk", "go", run_id=RUN)
-    assert (made.run_id, made.created) == (RUN, True)
+async def test_an_append_that_is_cancelled_between_two_tries_ends_the_handle(time: VirtualTime):
+    """What was published may still land: nothing is written behind it."""
+    store = await Log(started_here()).store(FaultyStore())
+    store.every = "lost"
     log = await RunLog.read(store, RUN)
-    begun = log.fold.started
-    assert begun is not None
-    assert (begun.revision, begun.by, begun.key, begun.parent, begun.depth) == (
-        ("1", "library", "", "", 0)
-    )
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    time.on_sleep.append(cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await log.append(lambda fold: submitted("i1"))
+    appends = store.appends
+    with pytest.raises(Fenced):
+        await log.append(lambda fold: submitted("i2"))
+    assert store.appends == appends
+
+
+async def test_a_record_of_the_same_id_about_another_step_is_not_this_one():
+    """An id may come from outside, and be given twice."""
+    store = await Log(started_here(), submitted()).store(FaultyStore())
+    log = await RunLog.read(store, RUN)
+    theirs, mine = start_of("0/0", unsafe=False), start_of("0/1", unsafe=False)
+    store.faults[store.appends + 1] = lambda: write_as_other(store, theirs)
+    given = "fedcba987654-3"
+
+    def due(fold: Fold) -> StepStarted | None:
+        return None if fold.repeats(given) else mine
+
+    assert await log.append(due, record_id=given) is None
+    assert list(log.fold.steps) == ["0/0"]
+
+
+async def test_bytes_that_were_never_acknowledged_are_remembered():
+    store = await Log(started_here()).store(FaultyStore())
+    load = store.load
+    torn = [7, 0]
+
+    async def cut(run_id: RunId, *, after: int = 0) -> Loaded:
+        loaded = await load(run_id, after=after)
+        return Loaded(loaded.entries, loaded.tail, torn.pop(0))
+
+    store.load = cut  # type: ignore[method-assign]
+    log = await RunLog.read(store, RUN)
+    assert log.torn == 7
+    await log.refresh()
+    assert log.torn == 7
+
+
+async def test_a_log_that_two_tasks_write_to_at_once_refuses_the_second_one():
+    store = await Log(started_here()).store(FaultyStore())
+    log = await RunLog.read(store, RUN)
+
+    async def second() -> None:
+        with pytest.raises(ConcurrentUse, match="two tasks"):
+            await log.append(lambda fold: submitted("i2"))
+
+    store.faults[store.appends + 1] = second
+    assert await log.append(lambda fold: submitted("i1"))
+    assert await types_of(store) == ["run.started", "input"]

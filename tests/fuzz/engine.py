@@ -5,6 +5,7 @@ usage: python tests/fuzz/engine.py TARGET CORPUS [libFuzzer's options]
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ with atheris.instrument_imports(include=["journal", "bridge"]):
 
 
 def main() -> None:
+    logging.getLogger("runfold").setLevel(logging.ERROR)  # a torn tail is said each time
     name, corpus, *options = sys.argv[1:]
     folder = Path(corpus)
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ Each target takes any bytes, and returns where the product behaves: anything it 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,8 +28,6 @@ from journal.store import Appended, Conflict, Loaded
 from journal.summary import is_restart_point, restored, summary_after
 
 _json = msgspec.json.Encoder().encode
-
-logging.getLogger("runfold").setLevel(logging.ERROR)  # a torn tail is said each time
 
 
 @functools.cache

@@ -26,11 +26,11 @@ from journal.records import Claim, Commit, Park, Record, StepCompleted, StepStar
 from journal.steps import DidNotHappen, Happened, Probed
 from journal.store import AppendAnswer, Appended, Loaded
 from journal.stores.tasks import Task
+from journal.sweep import Swept
 from runfold import Agent, Retry, ToolCall, open_store, read, write
 from runfold.testing import ScriptedModel, call, say
 from worker.dispatch import Dispatcher
 from worker.service import Worker
-from worker.sweep import Swept
 
 ACK_WAIT_S = 1.0
 SWEEP_S = 1.0

@@ -157,7 +157,7 @@ class Site:
         async def empty() -> bool:
             return (await self.store.signals.backlog()).waiting == 0
 
-        await eventually(empty, WAIT_S, what="all signals are settled")
+        await eventually(empty, 4 * WAIT_S, what="all signals are settled")
 
     async def rejected(self) -> list[Refusal]:
         return await self.store.rejected.latest()

@@ -15,13 +15,14 @@ from kit.http_tasks import AGENT, HttpSite, HttpTask, Refused, bridge_on, http_s
 from kit.servers import NatsServer
 
 from bridge import remote
+from journal import limits, stepping
 from journal import log as log_module
-from journal import stepping
-from journal.doors import signal, submit
+from journal.doors import signal, start, submit
 from journal.errors import StoreUnavailable
 from journal.ids import RunId
 from journal.log import Log
 from journal.store import Unknown
+from journal.sweep import sweep
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -551,6 +552,22 @@ async def test_a_late_copy_of_progress_does_not_hide_what_was_reported_since(sit
 
 
 # ---- what the chaos soak found -------------------------------------------------------------------
+
+
+async def test_a_run_whose_task_was_never_published_is_found_where_only_http_workers_have_it(
+    site: HttpSite, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever started, or woke it, died between its record and the task. The sweep of native
+    workers is for their own agents."""
+    monkeypatch.setattr(limits, "SWEEP_S", 0.2)
+    monkeypatch.setitem(sweep.__kwdefaults__, "fresh_s", 0.0)
+    async with bridge_on(site.url, site.namespace) as other:
+        await start(site.fleet.store, AGENT, None, run_id="a1", revision="")
+        http = httpx.AsyncClient(base_url=other.address, timeout=70)
+        body = {"agents": [{"name": AGENT}], "wait_s": 10}
+        async with http:
+            answer = await http.post("/tasks/poll", json=body)
+    assert (answer.status_code, answer.json()["run"]) == (200, "a1")
 
 
 async def test_a_run_whose_worker_is_gone_is_not_passed_over_while_no_poll_waits_long(

@@ -170,7 +170,7 @@ class Hints:
     # ---- who would move the run on ------------------------------------------------------------
 
     def stranded(self, state: State) -> bool:
-        """The sweep's predicate (worker/sweep.py), at the time of now."""
+        """The sweep's predicate (journal/sweep.py), at the time of now."""
         view = self.world.journals.views[state[VIEW]]
         if view.finished:
             return False

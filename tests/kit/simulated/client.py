@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -217,6 +218,15 @@ class ModelClient:
 
     def remove(self, sid: int) -> None:
         self._subs.pop(sid, None)
+
+    async def leave(self, subscriptions: list[Subscription], timeout_s: float) -> None:
+        for one in subscriptions:
+            self.unsubscribe(one.sid, keep=True)
+        if await self.round_trip(timeout_s):
+            await asyncio.gather(*(one.handled() for one in subscriptions))
+        for one in subscriptions:
+            with contextlib.suppress(nats.errors.Error):
+                await one.unsubscribe()
 
     async def round_trip(self, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()

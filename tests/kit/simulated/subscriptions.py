@@ -59,16 +59,10 @@ class Subscription:
         self.stop()
         self._client.unsubscribe(self.sid)
 
-    async def drain(self) -> None:
-        self._client.check_open()
-        if self._closed:
-            raise nats.errors.BadSubscriptionError
-        self._closed = True
-        self._client.unsubscribe(self.sid, keep=True)
-        await self._client.flush()
+    async def handled(self) -> None:
+        """Until what has come was handled."""
         if self._task is not None:
             await asyncio.wait([self._task])
-        self._client.remove(self.sid)
 
     def stop(self) -> None:
         self._closed = True

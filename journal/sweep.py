@@ -1,5 +1,5 @@
-"""Shell: find runs that nothing would move on, and dispatch them again (R53). Safe on every worker:
-a task is a hint, and repeated ones are harmless.
+"""Shell: find runs that nothing would move on, and dispatch them again (R53). Safe on every worker,
+and on every bridge, for its workers over HTTP: a task is a hint, and repeated ones are harmless.
 
 Covered are runs without a task message in TASKS that a holder would have something to do on: never
 claimed, released, or whose wait has ended; whose time is overdue; whose child has ended; and runs
@@ -13,15 +13,15 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from journal.errors import JournalDamaged, RunfoldError, StoreUnavailable
-from journal.fold import Fold
-from journal.ids import RunId
-from journal.limits import SWEEP_RUNS
-from journal.log import Log
-from journal.owed import pay
-from journal.stores.jetstream import JetStreamStore
-from journal.views import instant
-from journal.waits import instant_text, other_code_may
+from .errors import JournalDamaged, RunfoldError, StoreUnavailable
+from .fold import Fold
+from .ids import RunId
+from .limits import SWEEP_RUNS
+from .log import Log
+from .owed import pay
+from .stores.jetstream import JetStreamStore
+from .views import instant
+from .waits import instant_text, other_code_may
 
 FRESH_S = 5.0
 """A record this young is somebody's at work: its task is on the way."""
