@@ -188,10 +188,9 @@ async def submit(
     request = given_request_id(request_id) or kept_id or f"input:{secrets.token_hex(8)}"
     body = input_body(request, mode, normalise(content, "the input"))
     log = await Log.resumed(store, ids.run_id(run_id), by=by, known=known)
-    log.check_runnable()
 
     def due(fold: Fold) -> Input | None:
-        log.check_runnable()  # as in signal
+        log.check_runnable()  # at a new tail, too: as in signal
         match decide_input(fold, body):
             case Queue(record):
                 return record
@@ -212,10 +211,9 @@ async def withdraw(
     """Take a queued input back; one that was withdrawn stays so. Raises RunNotFound, StaleSignal
     (it was placed, or is not there)."""
     log = await Log.read(store, run_id, by=by)
-    log.check_runnable()
 
     def due(fold: Fold) -> InputWithdrawn | None:
-        log.check_runnable()  # as in signal
+        log.check_runnable()  # at a new tail, too: as in signal
         return decide_withdrawal(fold, request_id)
 
     await log.append(due)

@@ -28,8 +28,8 @@ from kit.build import (
 )
 
 from journal.claims import Answer
-from journal.doors import purge, signal, start, started_body, state, submit, withdraw
-from journal.errors import BadPayload, RunNotFound, StaleSignal, StoreLocked
+from journal.doors import purge, signal, start, started_body, state, submit, wake, withdraw
+from journal.errors import BadPayload, InvalidId, RunNotFound, StaleSignal, StoreLocked
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.limits import HOLDER_GRACE_S
@@ -114,6 +114,21 @@ async def test_a_run_started_from_code_says_so_and_is_of_the_first_revision():
     begun = log.fold.started
     assert begun is not None
     assert (begun.revision, begun.by) == ("1", "library")
+
+
+async def test_a_run_that_is_started_without_an_id_gets_one_of_its_own():
+    store = FaultyStore()
+    made = [await start(store, "helpdesk", "go") for _ in range(2)]
+    assert made[0].run_id != made[1].run_id
+    assert [run.created for run in made] == [True, True]
+    assert await types_of(store, made[1].run_id) == ["run.started"]
+
+
+async def test_a_run_of_an_agent_that_has_no_name_is_not_started():
+    store = FaultyStore()
+    with pytest.raises(InvalidId, match="not a"):
+        await start(store, "no name", "go", run_id=RUN)
+    assert await types_of(store) == []
 
 
 def test_a_first_record_of_nobody_names_no_parent_key_or_revision():
@@ -210,6 +225,13 @@ async def test_whoever_ends_a_wait_publishes_a_task_and_a_holder_is_told(
         else:
             await submit(store, RUN, "hurry", request_id="r1")
     assert store.told == told * 2
+
+
+async def test_nobody_is_woken_for_a_run_that_somebody_holds():
+    store = Telling()
+    await Log(started_here(), claimed()).store(store)
+    await wake(await RunLog.read(store, RUN))
+    assert store.told == []
 
 
 # ---- inputs -------------------------------------------------------------------------------------

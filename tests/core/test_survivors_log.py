@@ -17,6 +17,7 @@ from kit.build import (
     PlainView,
     VirtualTime,
     answered,
+    cancel,
     claimed,
     goes_on,
     start_of,
@@ -32,14 +33,14 @@ from journal.errors import (
     ConcurrentUse,
     Fenced,
     JournalDamaged,
+    NewerVersion,
     RunNotFound,
     StoreUnavailable,
 )
-from journal.fold import Fold
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.log import Log as RunLog
-from journal.records import Claim, Release, StepStarted
+from journal.records import Claim, Release
 from journal.store import AppendAnswer, Loaded
 from journal.summary import is_restart_point, with_summary
 
@@ -192,6 +193,28 @@ async def test_damage_behind_a_tombstone_is_said_to_be_where_it_stands_now():
     assert caught.value.where == "memory, run a1, record 2"
 
 
+async def test_a_run_that_a_newer_version_began_is_there_and_not_runnable():
+    log = Log()
+    log.entries.append(log.raw(newer(Log().sealed(started_here()), b"run.begun")))
+    with pytest.raises(NewerVersion, match=r"run\.begun"):
+        (await RunLog.read(await log.store(), RUN)).check_runnable()
+
+
+async def test_an_owner_that_reads_a_newer_versions_record_stops_there():
+    store = await Log(started_here()).store(FaultyStore())
+    journal = await Journal.open(store, RUN, is_write=lambda _: True)
+    log = Log(started_here())
+    log.entries.append(log.raw(newer(log.sealed(submitted()), b"thought")))
+    await PlainView(store).append(RUN, log.entries[1], expected=1)
+    with pytest.raises(NewerVersion, match="thought"):
+        await journal.refresh()
+    await journal.close()
+
+
+def newer(entry: Entry, type_: bytes) -> bytes:
+    return entry.raw.replace(b'"%s"' % entry.type.encode(), b'"%s"' % type_, 1)
+
+
 # ---- a leader that fell behind ------------------------------------------------------------------
 
 
@@ -319,19 +342,21 @@ async def test_an_append_that_is_cancelled_between_two_tries_ends_the_handle(tim
     assert store.appends == appends
 
 
-async def test_a_record_of_the_same_id_about_another_step_is_not_this_one():
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        (start_of("0/0", unsafe=False), start_of("0/1", unsafe=False)),
+        (submitted("i2"), cancel()),
+    ],
+)
+async def test_another_record_of_the_same_id_is_not_this_one(theirs: Any, mine: Any):
     """An id may come from outside, and be given twice."""
     store = await Log(started_here(), submitted()).store(FaultyStore())
     log = await RunLog.read(store, RUN)
-    theirs, mine = start_of("0/0", unsafe=False), start_of("0/1", unsafe=False)
     store.faults[store.appends + 1] = lambda: write_as_other(store, theirs)
     given = "fedcba987654-3"
-
-    def due(fold: Fold) -> StepStarted | None:
-        return None if fold.repeats(given) else mine
-
-    assert await log.append(due, record_id=given) is None
-    assert list(log.fold.steps) == ["0/0"]
+    assert await log.append(lambda f: None if f.repeats(given) else mine, record_id=given) is None
+    assert (log.fold.n, log.fold.cancel) == (3, None)
 
 
 async def test_bytes_that_were_never_acknowledged_are_remembered():

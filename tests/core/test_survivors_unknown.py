@@ -275,6 +275,22 @@ async def test_only_what_a_write_returned_is_told_late(unsafe: bool, fails: bool
     await journal.close()
 
 
+async def test_a_late_call_of_a_run_that_is_still_ours_is_made(time: VirtualTime):
+    store, journal = await opened(Log(started()))
+    append = store.append
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        time.now += ACK_WAIT_S / 2
+        return await append(*args, **kwargs)
+
+    async def pay(start: StepStarted) -> StepCompleted:
+        return result_of(PAY, "paid")
+
+    store.append = slow  # type: ignore[method-assign]
+    assert (await do_step(journal, CALL, pay)).result == "paid"
+    await journal.close()
+
+
 async def test_a_start_that_was_cancelled_on_its_way_is_answered_not_called(time: VirtualTime):
     store, journal = await opened(Log(started()))
     append = store.append
