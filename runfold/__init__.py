@@ -114,7 +114,7 @@ from worker.tools import (  # noqa: E402
 
 from .store import open_store  # noqa: E402
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "JSON",
