@@ -119,6 +119,12 @@ class ReplayMismatch(RunfoldError):
         self.attempted = attempted
 
 
+DAMAGED_HINT = (
+    "nothing was executed; restore the journal from an export that has all of it: with an older "
+    "one, writes made since may be made again"
+)
+
+
 class JournalDamaged(RunfoldError):
     """The journal does not chain, or holds what no writer writes (R11, R13). Nothing runs on it.
 

@@ -18,6 +18,7 @@ from typing import Self, TypeVar, cast
 from . import ids
 from .codec import Damage, Entry, decode, seal, tag
 from .errors import (
+    DAMAGED_HINT,
     ConcurrentUse,
     Fenced,
     JournalDamaged,
@@ -198,7 +199,7 @@ class Log:
             f"run {self.run_id}: {at}: {damage}",
             where=at,
             run_id=self.run_id,
-            hint="nothing was executed; restore the journal from a backup or export",
+            hint=DAMAGED_HINT,
             good=good,
         )
 

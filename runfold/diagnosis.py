@@ -90,7 +90,7 @@ async def _look(
     try:
         log = await Log.read(store, run)
     except JournalDamaged as damage:
-        fix = "restore its journal from a backup or export, or purge it"
+        fix = "restore its journal from an export that has all of it, or purge it"
         return 0, Found(run=run, problem="damaged", what=damage.message, fix=fix)
     fold = log.fold
     if fold.newer is not None:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from journal.codec import Damage, Entry, decode
-from journal.errors import JournalDamaged, NewerVersion, RunfoldError, RunNotFound
+from journal.errors import DAMAGED_HINT, JournalDamaged, NewerVersion, RunfoldError, RunNotFound
 from journal.fold import Fold
 from journal.ids import RunId
 
@@ -25,7 +25,6 @@ AWAY_S: Final = 60.0
 """Who follows or waits sits out a bridge's restart for so long."""
 
 LIVED_S: Final = 5.0
-DAMAGED_HINT: Final = "nothing was executed; restore the journal from a backup or export"
 
 
 class _Records(Struct):

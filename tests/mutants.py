@@ -101,7 +101,10 @@ def main() -> int:
     if "--table" in sys.argv:
         print(tables())
         return 0
-    wanted = [m for m in MUTANTS if not sys.argv[1:] or m.name in sys.argv[1:]]
+    names = set(sys.argv[1:])
+    if unknown := names - {mutant.name for mutant in MUTANTS}:
+        raise SystemExit(f"no such guard: {', '.join(sorted(unknown))}\n{__doc__}")
+    wanted = [m for m in MUTANTS if not names or m.name in names]
     tests = list(dict.fromkeys(m.test for m in wanted))
     with ExitStack() as stack:
         trees = [stack.enter_context(copied_tree()) for _ in range(AT_ONCE)]

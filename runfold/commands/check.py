@@ -79,6 +79,8 @@ def check(
         if metrics_port is not None and not follow:
             raise UsageProblem("--metrics-port goes with --follow")
         target = Target(store, namespace, creds)
+        if not words:
+            _check_there(target)
         if follow:
             where = None if metrics_port is None else _address(metrics_port)
             return 1 if await follow_store(target, where, _say_json if json else _say) else 0
@@ -90,6 +92,12 @@ def check(
         return tally.finish(rate=all_runs)
 
     execute(json, body())
+
+
+def _check_there(target: Target) -> None:
+    """A directory may be made by its first run; an audit of none is a slip."""
+    if target.store and not target.shared and not Path(target.store).is_dir():
+        raise UsageProblem(f"there is no directory {shown(target.store, 300)}")
 
 
 async def _check_all(target: Target, tally: Tally) -> None:

@@ -101,8 +101,3 @@ async def _everything(cli: Cli) -> object:
     files = {path: path.read_bytes() for path in cli.folder.rglob("*") if path.is_file()}
     folders = {path for path in cli.folder.rglob("*") if path.is_dir()}
     return files, folders, await cli.contents()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first: begun last, it would have a process to itself."""
-    items.sort(key=lambda item: "test_no_guard_can_be_removed" not in item.nodeid)
