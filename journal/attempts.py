@@ -35,7 +35,7 @@ def begin_afresh(fold: Fold) -> None:
     fold.steps = {}
     fold.open = {}
     fold.reply = None
-    fold.refused = {}
+    fold.offered = {}
     for known in list(fold.inputs.values()):
         if known.status == "placed":  # the next attempt places it first
             fold.inputs[known.request_id] = structs.replace(known, placed_at="")

@@ -42,6 +42,7 @@ from .records import (
     VerdictAsk,
 )
 from .step_state import ModelReply, StepState, model_reply
+from .values import call_digest
 from .waits import Wait, wait_of
 
 End: TypeAlias = RunCompleted | Commit
@@ -52,9 +53,10 @@ class Fold:
 
     Steps, replies and asks are those of the iteration; what is older stands in the checkpoint
     `state`, or in what Summary lists. `honoured`: unsafe steps of earlier attempts, by tool and
-    digest. `revision`: what the run is bound to, empty until a worker has claimed it. `restarts`:
-    holders in a row that were lost without moving the run on (R52). `mismatched`: revisions whose
-    code is not the one that recorded this iteration (R43). `refused`: rejected asks, and why.
+    digest. `offered`: step and digest of a handler's calls that a person is asked about, by marker.
+    `revision`: what the run is bound to, empty until it is claimed. `restarts`: holders in a row
+    that were lost without moving the run on (R52). `mismatched`: revisions whose code is not the
+    one that recorded this iteration (R43).
     """
 
     __slots__ = (
@@ -81,9 +83,9 @@ class Fold:
         "model_calls",
         "n",
         "newer",
+        "offered",
         "open",
         "purged",
-        "refused",
         "reply",
         "requests",
         "restarts",
@@ -111,13 +113,13 @@ class Fold:
         self.committed = 0
         self.steps: dict[str, StepState] = {}
         self.open: dict[str, StepState] = {}
+        self.offered: dict[str, tuple[str, str]] = {}
         self.honoured: dict[tuple[str, str], list[StepState]] = {}
         self.keys: dict[tuple[str, str], tuple[str, ...]] = {}
         self.interrupted: set[str] = set()
         self.reply: ModelReply | None = None
         self.asks: tuple[Asked, ...] = ()
         self.decisions: dict[str, Known] = {}
-        self.refused: dict[tuple[str, str], str] = {}
         self.requests: dict[str, Known] = {}
         self.inputs: dict[str, Submitted] = {}
         self.last_placed: tuple[str, ...] = ()
@@ -146,8 +148,7 @@ class Fold:
 
     def unknown(self) -> list[StepState]:
         """Writes whose outcome nobody knows, oldest first."""
-        found = [step for step in self.open.values() if step.unknown]
-        return sorted(found, key=lambda step: step.last.n)
+        return sorted((s for s in self.open.values() if s.unknown), key=lambda step: step.last.n)
 
     def find(self, name: str, start: int) -> StepState | None:
         """The step with this start, of this attempt or an honoured one of an earlier."""
@@ -175,12 +176,9 @@ class Fold:
 
     def queued(self, *modes: str) -> list[Submitted]:
         """Inputs that are queued, of these modes (all where none is named), oldest first."""
-        found = [
-            known
-            for known in self.inputs.values()
-            if known.status == "queued" and (not modes or known.mode in modes)
-        ]
-        return sorted(found, key=lambda known: known.n)
+        found = [known for known in self.inputs.values() if known.status == "queued"]
+        wanted = [known for known in found if not modes or known.mode in modes]
+        return sorted(wanted, key=lambda known: known.n)
 
     def placed_at(self, position: str) -> list[Submitted]:
         """Inputs that stand at this position, in the order of their placing. None: those that an
@@ -336,6 +334,7 @@ class Fold:
         self.claim = None
         self.wait = wait_of(record)
         self.asks = record.asks
+        self.offered |= {a.marker: (a.step, call_digest(a.tool, a.input)) for a in record.asks}
         if record.why == "reconcile":
             for name in record.steps:
                 self.steps[name].doubted = record.n
@@ -378,7 +377,7 @@ class Fold:
         self.attempt = 1
         self.restarts = self.failures = 0
         self.mismatched = set()
-        self.refused = {}
+        self.offered = {}
         self.last_placed = ()
         self.steps = {}
         self.open = {}

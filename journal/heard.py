@@ -10,7 +10,7 @@ from msgspec import structs
 from .attempts import begin_afresh
 from .limits import REASON_CHARS_MAX, REPEATS_KEPT_S
 from .records import Commit, Known, Signal
-from .values import call_digest, canonical, digest
+from .values import canonical, digest
 from .waits import instant_text, parse_instant
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ def hear(fold: Fold, record: Signal) -> None:
     match record.name:
         case "approve" | "reject":
             fold.decisions.setdefault(known.about, known)
-            if record.name == "reject":
-                _refuse(fold, known)
         case "reconcile":
             said = (payload.get("outcome"), "result" in payload)
             if said not in (("done", True), ("retry", False)):  # never taken for a permit
@@ -44,13 +42,6 @@ def hear(fold: Fold, record: Signal) -> None:
         case "child":
             if fold.children.get(payload["run"]) is None:
                 fold.children[payload["run"]] = payload.get("outcome")
-
-
-def _refuse(fold: Fold, said: Known) -> None:
-    """What a person was shown of a turn handler's calls, and rejected."""
-    for ask in fold.asks:
-        if ask.marker == said.about:
-            fold.refused.setdefault((ask.step, call_digest(ask.tool, ask.input)), said.reason)
 
 
 def _resume(fold: Fold, n: int) -> None:

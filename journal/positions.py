@@ -6,7 +6,7 @@ from .errors import ReplayMismatch
 from .fold import Fold
 from .ids import RunId, marker
 from .inputs import decide_placing
-from .records import Asked, InputPlaced, Mode, StepError, Submitted
+from .records import Asked, InputPlaced, Known, Mode, StepError, Submitted
 from .step_state import StepState
 from .steps import Call
 from .values import marker_digest
@@ -52,8 +52,8 @@ def decided(fold: Fold, call: Call, text: str | None) -> int | StepError | Asked
     if call.digest in fold.interrupted:
         text = f"{text}; {AGAIN}" if text else AGAIN
     if text is None:  # code that asks no more does not undo what a person said
-        refused = fold.refused.get((call.step, call.digest))
-        return 0 if refused is None else _rejected(refused)
+        refused = _refusal(fold, call)
+        return 0 if refused is None else _rejected(refused.reason)
     run = RunId(fold.started.run)
     digest = marker_digest(run, call.step, call.digest, text, "")
     asked = marker(run, call.step, fold.attempt, digest)
@@ -63,6 +63,15 @@ def decided(fold: Fold, call: Call, text: str | None) -> int | StepError | Asked
     if answer.name == "reject":
         return _rejected(answer.reason)
     return answer.n
+
+
+def _refusal(fold: Fold, call: Call) -> Known | None:
+    """What a person who was asked about this very call said against it, under whatever text."""
+    for marker_, what in fold.offered.items():
+        said = fold.decisions.get(marker_)
+        if what == (call.step, call.digest) and said is not None and said.name == "reject":
+            return said
+    return None
 
 
 def _rejected(reason: str) -> StepError:

@@ -8,13 +8,29 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kit.build import RUN, FaultyStore, Killed, PlainView, folded, types_of
+from kit.build import (
+    RUN,
+    FaultyStore,
+    Killed,
+    Log,
+    PlainView,
+    approved,
+    asked_for,
+    claimed,
+    folded,
+    parked,
+    rejected,
+    started,
+    types_of,
+)
 from kit.turns import Clock, World, agent_of, begun, ended, work
 
 from journal.doors import signal, state, submit
 from journal.errors import StepFailed, ToolError
 from journal.messages import JSON
-from journal.records import Commit, Park
+from journal.positions import decided
+from journal.records import Commit, Park, StepError
+from journal.steps import make_call
 from journal.terms import Bounds, Complete, Continue, Fail, Next, Pause, Retry
 from journal.views import AwaitingApproval, Failed, Indeterminate, RunState, Waiting
 from worker.agent import Agent
@@ -681,6 +697,17 @@ async def test_a_rejected_call_is_not_made_by_code_that_asks_nobody_any_more(sha
     gated.text = None
     assert await run(store, gated.agent, RUN) == ended(["look 1", None, "too much"])
     assert gated.world.calls == ["look"]
+
+
+def test_a_rejection_that_comes_after_the_claim_binds_code_that_asks_nobody_too():
+    """Of two that a person was asked about, the other one woke the run."""
+    one, other = asked_for("0/0"), asked_for("0/1", digest="1" * 16)
+    log = Log(started(), claimed(), parked("approval", asks=(one, other)))
+    for body in (approved(one.marker), claimed("w2"), rejected(other.marker, "too much")):
+        log.add(body)
+    first, second = (make_call(step, "tool", "pay", None, unsafe=True) for step in ("0/0", "0/1"))
+    assert decided(log.fold, first, None) == 0
+    assert decided(log.fold, second, None) == StepError(type="rejected", message="too much")
 
 
 @both

@@ -1788,7 +1788,7 @@ MUTANTS = [
         "rejected-then-unasked",
         "code that asks nobody any more does not make a call that a person rejected",
         "journal/positions.py",
-        "return 0 if refused is None else _rejected(refused)",
+        "return 0 if refused is None else _rejected(refused.reason)",
         "return 0",
         TURNS_ATTEMPTS + "test_a_rejected_call_is_not_made_by_code_that_asks_nobody_any_more",
     ),
