@@ -782,8 +782,8 @@ MUTANTS = [
         "withdrawn-placed",
         "a withdrawn input is never placed",
         "journal/fold.py",
-        'if known.status == "queued" and (not modes or known.mode in modes)',
-        "if not modes or known.mode in modes",
+        'found = [known for known in self.inputs.values() if known.status == "queued"]',
+        "found = [*self.inputs.values()]",
         INPUTS + "test_what_becomes_of_a_submission_a_withdrawal_and_a_placing",
     ),
     Mutant(
