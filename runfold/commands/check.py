@@ -13,7 +13,7 @@ import typer
 from journal.audit import Violation
 from journal.auditing import Audited, audit_each, audit_pages, audit_run
 from journal.codec import Damage, decode
-from journal.errors import RunNotFound
+from journal.errors import RunNotFound, StoreUnavailable
 from journal.escape import visible
 from journal.ids import RunId, from_file_stem, shown, valid_run_id
 from journal.ids import run_id as checked_run_id
@@ -96,8 +96,8 @@ def check(
 
 def _check_there(target: Target) -> None:
     """A directory may be made by its first run; an audit of none is a slip."""
-    if target.store and not target.shared and not Path(target.store).is_dir():
-        raise UsageProblem(f"there is no directory {shown(target.store, 300)}")
+    if target.store and not target.shared and not Path(target.store).exists():
+        raise StoreUnavailable(f"there is no directory {shown(target.store, 300)}")
 
 
 async def _check_all(target: Target, tally: Tally) -> None:

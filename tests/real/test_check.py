@@ -357,7 +357,7 @@ async def test_what_can_not_be_checked_or_exported_is_refused(
 async def test_an_audit_of_a_directory_that_is_not_there_is_a_slip(on_file: Cli) -> None:
     for word in ("--all", "--follow"):
         done = await on_file("check", word, "--store", "typo", "--json")
-        assert (done.code, done.json["error"]["code"]) == (2, "usage"), done
+        assert (done.code, done.json["error"]["code"]) == (9, "store_unavailable"), done
 
 
 async def test_an_export_replaces_a_file_only_with_force_and_only_once_it_is_whole(
