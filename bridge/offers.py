@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -25,7 +24,7 @@ from journal.ids import RunId
 from journal.lease import Lease
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
-from journal.sweep import RESTING, RUNNING, sweep
+from journal.sweep import keep_sweeping
 from journal.taking import Taking, Wanted
 
 from .problems import Busy
@@ -106,7 +105,11 @@ class RemoteTasks:
         try:
             async with self._store.reporting(self._report), asyncio.TaskGroup() as group:
                 self._group = group
-                group.create_task(self._sweep())
+                group.create_task(
+                    keep_sweeping(
+                        self._store, self._polled_lately, self._held, every_s=limits.SWEEP_S
+                    )
+                )
                 while True:
                     await asyncio.sleep(limits.ACK_WAIT_MIN_S / 4)
                     for text, task in list(self._tasks.items()):
@@ -122,25 +125,14 @@ class RemoteTasks:
             for task in self._tasks.values():
                 await task.close()
 
-    async def _sweep(self) -> None:
-        """For the agents that were polled for since the last time: maybe no native worker has them,
-        and who owed a run its task is gone (R53)."""
-        cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
-        while True:
-            await asyncio.sleep(limits.SWEEP_S * random.uniform(0.5, 1.5))
-            agents, self._polled = self._polled, {}
-            agents |= {terms.name: terms.revision for terms in self._channels}
-            if not agents:
-                continue
-            held = {task.run_id for task in self._tasks.values() if task.held}
-            try:
-                for statuses, cursor in cursors.items():
-                    done = await sweep(
-                        self._store, statuses=statuses, agents=agents, held=held, after=cursor
-                    )
-                    cursors[statuses] = done.cursor
-            except RunfoldError as error:
-                log.warning("the sweep was cut short: %s", error.message)
+    def _polled_lately(self) -> Mapping[str, str]:
+        """The agents that were polled for since the last time: maybe no native worker has them, and
+        who owed a run its task is gone (R53)."""
+        agents, self._polled = self._polled, {}
+        return agents | {terms.name: terms.revision for terms in self._channels}
+
+    def _held(self) -> Collection[RunId]:
+        return {task.run_id for task in self._tasks.values() if task.held}
 
     def _report(self) -> bytes | None:
         """What `runfold workers` shows of the workers over HTTP that are heard of here."""

@@ -8,7 +8,10 @@ under a claim whose worker is gone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
@@ -22,6 +25,8 @@ from .owed import pay
 from .stores.jetstream import JetStreamStore
 from .views import instant
 from .waits import instant_text, other_code_may
+
+log = logging.getLogger("runfold")
 
 FRESH_S = 5.0
 """A record this young is somebody's at work: its task is on the way."""
@@ -64,6 +69,32 @@ async def sweep(
         if looked_at >= runs_max:
             return Swept(dispatched=tuple(dispatched), looked_at=looked_at, cursor=run_id)
     return Swept(dispatched=tuple(dispatched), looked_at=looked_at)
+
+
+async def keep_sweeping(
+    store: JetStreamStore,
+    agents: Callable[[], Mapping[str, str]],
+    held: Callable[[], Collection[RunId]],
+    *,
+    every_s: float,
+) -> None:
+    """Pass after pass, until it is cancelled: of runs that run and of those that rest, each from
+    where the last one ended. `agents`, `held`: as `sweep` takes them, asked for before each; no
+    agents: nothing is looked at."""
+    cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
+    while True:
+        await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
+        wanted = agents()
+        if not wanted:
+            continue
+        try:
+            for statuses, cursor in cursors.items():
+                done = await sweep(
+                    store, statuses=statuses, agents=wanted, held=held(), after=cursor
+                )
+                cursors[statuses] = done.cursor
+        except RunfoldError as error:
+            log.warning("the sweep was cut short: %s", error.message)
 
 
 async def _dispatched(

@@ -12,7 +12,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -24,7 +24,7 @@ from journal.ids import RunId
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
 from journal.stores.tasks_pull import Puller
-from journal.sweep import RESTING, RUNNING, sweep
+from journal.sweep import keep_sweeping
 
 from .agent import Agent
 from .dispatch import Dispatcher
@@ -317,21 +317,10 @@ class Worker:
 
     async def _sweep(self, store: JetStreamStore) -> None:
         revisions = {agent.name: agent.revision for agent in self.agents.values()}
-        cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
-        while True:
-            await asyncio.sleep(self._sweep_s * random.uniform(0.5, 1.5))
-            try:
-                for statuses, cursor in cursors.items():
-                    done = await sweep(
-                        store,
-                        statuses=statuses,
-                        agents=revisions,
-                        held=self._dispatcher.held if self._dispatcher else (),
-                        after=cursor,
-                    )
-                    cursors[statuses] = done.cursor
-            except RunfoldError as error:
-                log.warning("the sweep was cut short: %s", error.message)
+        await keep_sweeping(store, lambda: revisions, self._held, every_s=self._sweep_s)
+
+    def _held(self) -> Collection[RunId]:
+        return self._dispatcher.held if self._dispatcher else ()
 
     def _on_notice(self, run_id: RunId, payload: bytes) -> None:
         assert self._dispatcher is not None

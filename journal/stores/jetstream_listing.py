@@ -65,7 +65,7 @@ class Listing:
                 continue
             patience.renew()
             for subject in page.state.subjects:
-                run_id = _run_of(subject)
+                run_id = run_of(subject)
                 if run_id is not None:
                     found.add(run_id)
             offset += len(page.state.subjects)
@@ -123,7 +123,7 @@ class Listing:
         return found
 
 
-def _run_of(subject: str) -> RunId | None:
+def run_of(subject: str) -> RunId | None:
     """None for a subject that no run has: a stray message is no run's journal."""
     try:
         return from_subject_token(subject.rpartition(".")[2])

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 from msgspec import Struct
 
-from ..errors import InvalidId
-from ..ids import RunId, from_subject_token, subject_token
+from ..ids import RunId, subject_token
 from ..limits import READ_TRY_S
 from ..store import RawRecord
 from .jetstream_answers import ApiError
+from .jetstream_listing import run_of
 from .jetstream_read import Patience, Reader, Stored, api_answer, raise_if_gone
 from .nats_connection import Connection
 from .nats_waiting import NoReply
@@ -71,7 +71,7 @@ class RawJournals:
         if last is None:
             return
         async for page in self._reader.pages(subjects, after, last.seq, patience):
-            yield [(_run_of(one), _raw(one)) for one in page]
+            yield [(run_of(one.subject), _raw(one)) for one in page]
 
     async def end(self) -> StreamEnd:
         """As the stream's leader, or who takes himself for it, has it."""
@@ -92,10 +92,3 @@ class RawJournals:
 
 def _raw(stored: Stored) -> RawRecord:
     return RawRecord(stored.data, stored.seq, stored.headers)
-
-
-def _run_of(stored: Stored) -> RunId | None:
-    try:
-        return from_subject_token(stored.subject.rpartition(".")[2])
-    except InvalidId:
-        return None

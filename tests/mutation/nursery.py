@@ -48,13 +48,12 @@ class Ran(NamedTuple):
     cpu_s: float
 
 
-class Nursery:
-    """`with Nursery(tree, tests) as nursery: nursery.run(tests)`. For one thread at a time."""
+class Server:
+    """A process in a copy of the tree that answers a line with a line. For one thread at a time."""
 
-    def __init__(self, tree: Path, tests: Sequence[str]) -> None:
-        """`tests`: what they import from outside the tree is what is imported beforehand."""
+    def __init__(self, script: str, tree: Path, tests: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *tests],
+            [sys.executable, str(Path(script).resolve()), *tests],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,19 +61,15 @@ class Nursery:
             env=os.environ | BARE | {"PYTHONPATH": str(tree)},
         )
 
-    def run(
-        self, tests: Sequence[str], *, wait_s: float = 60.0, cpu_s: int = 10, keep: bool = False
-    ) -> Ran:
-        """It hangs when one test takes `wait_s`, or all of them `cpu_s` of CPU time: most that hang
-        go round in circles. `keep`: the bytecode of what they import stays for later children."""
+    def ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = {"tests": list(tests), "wait_s": wait_s, "cpu_s": cpu_s, "keep": keep}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError("the nursery has died")
-        return Ran(**json.loads(answer))
+            raise RuntimeError(f"{self._process.args} has died")
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +78,21 @@ class Nursery:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+
+class Nursery(Server):
+    """`with Nursery(tree, tests) as nursery: nursery.run(tests)`."""
+
+    def __init__(self, tree: Path, tests: Sequence[str]) -> None:
+        """`tests`: what they import from outside the tree is what is imported beforehand."""
+        super().__init__(__file__, tree, tests)
+
+    def run(
+        self, tests: Sequence[str], *, wait_s: float = 60.0, cpu_s: int = 10, keep: bool = False
+    ) -> Ran:
+        """It hangs when one test takes `wait_s`, or all of them `cpu_s` of CPU time: most that hang
+        go round in circles. `keep`: the bytecode of what they import stays for later children."""
+        return Ran(**self.ask(tests=list(tests), wait_s=wait_s, cpu_s=cpu_s, keep=keep))
 
 
 # ---- the server -------------------------------------------------------------------------------

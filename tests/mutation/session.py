@@ -16,7 +16,6 @@ import random
 import resource
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,12 +23,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mutation.nursery import BARE, PYTEST, NoShrinking, die_with_parent
+from mutation.nursery import PYTEST, NoShrinking, Server, die_with_parent
 from mutation.operators import mutated
 
 WAIT_S = 60.0
@@ -46,43 +45,19 @@ class Ended(NamedTuple):
     seen: dict[str, tuple[float, dict[str, list[int]]]]
 
 
-class Session:
-    """For one thread at a time. `tests`: what pytest collects."""
+class Session(Server):
+    """`tests`: what pytest collects."""
 
     def __init__(self, tree: Path, tests: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *tests],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=tree,
-            env=os.environ | BARE | {"PYTHONPATH": str(tree)},
-        )
+        super().__init__(__file__, tree, tests)
 
     def seen(self) -> Ended:
         """All tests, traced."""
-        return self._ask(file="", number=0, tests=[], cpu_s=1200)
+        return Ended(**self.ask(file="", number=0, tests=[], cpu_s=1200))
 
     def run(self, file: str, number: int, tests: Sequence[str], cpu_s: int = 10) -> Ended:
         """These tests, in this order, on the mutant; no file: on the untouched product."""
-        return self._ask(file=file, number=number, tests=list(tests), cpu_s=cpu_s)
-
-    def _ask(self, **request: Any) -> Ended:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError("the session has died")
-        return Ended(**json.loads(answer))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        return Ended(**self.ask(file=file, number=number, tests=list(tests), cpu_s=cpu_s))
 
 
 # ---- the server, a plugin of its own pytest ---------------------------------------------------
