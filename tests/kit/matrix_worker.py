@@ -17,7 +17,7 @@ from typing import Any
 from kit.ledger import Ledger
 
 import journal.handle
-import worker.service
+import journal.sweep
 from journal import doors
 from journal.codec import Entry
 from journal.ids import RunId
@@ -193,7 +193,7 @@ def install(made: Worker, seam: Seam) -> None:
     store: Any = made._store  # pyright: ignore[reportPrivateUsage]
     tasks: Any = store.tasks
     append, load, ack = store.append, store.load, tasks.ack
-    look, sweep = Dispatcher.look, worker.service.sweep
+    look, sweep = Dispatcher.look, journal.sweep.sweep
 
     async def appended(run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         seam.reach(f"before {place_of(entry.record)}")
@@ -229,7 +229,7 @@ def install(made: Worker, seam: Seam) -> None:
 
     store.append, store.load, tasks.ack = appended, loaded, acked
     Dispatcher.look = looked  # type: ignore[method-assign]
-    worker.service.sweep = swept  # type: ignore[assignment]
+    journal.sweep.sweep = swept  # type: ignore[assignment]
 
 
 async def work(
