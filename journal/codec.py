@@ -29,7 +29,8 @@ class Entry(Struct, frozen=True):
 
     `status` is the run's status after it, where the store keeps headers; `position` is the store's
     token of this record (the offset behind it, its sequence), 0 until stored; `commit` the token of
-    the last commit to restart at, 0 without one, -1 where this record is one.
+    the last commit to restart at, 0 without one, -1 where this record is one; `trace` the W3C
+    traceparent stored with it, "" without one.
     """
 
     record: Record
@@ -37,6 +38,7 @@ class Entry(Struct, frozen=True):
     status: Status | None = None
     position: int = 0
     commit: int = 0
+    trace: str = ""
 
     @property
     def type(self) -> str:

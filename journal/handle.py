@@ -156,7 +156,7 @@ class Journal(Log):
 
     def _adopt(self, log: Log) -> None:
         self.fold, self.tail, self.torn = log.fold, log.tail, log.torn
-        self.restart_at = log.restart_at
+        self.restart_at, self.trace = log.restart_at, log.trace
 
     def succeed(self) -> Self:
         """A fresh handle under the same claim, for ending the run when a call can't be stopped:
@@ -186,6 +186,7 @@ class Journal(Log):
                     await self.append(lambda fold: Release(reason=reason) if fold.claim else None)
         finally:
             self._stopped = True
+            self.store.observer.let_go(self.run_id, self.claim)
             await self._stack.aclose()
         if cancelled:
             raise asyncio.CancelledError

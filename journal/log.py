@@ -53,7 +53,8 @@ Body = TypeVar("Body", bound=Record)
 
 class Log:
     """One run's journal. `fold` is its state up to the token `tail`; `torn` as in Loaded;
-    `restart_at` the token of the last commit to restart at, 0 without one.
+    `restart_at` the token of the last commit to restart at, 0 without one; `trace` the traceparent
+    stored with the run's first record.
 
     `claim` is the n of this writer's claim, 0 without one; an `owner` (lock or claim) stops for
     good where the run is no longer its own. One task at a time (R46).
@@ -65,6 +66,7 @@ class Log:
         self.fold = Fold()
         self.tail = 0
         self.restart_at = 0
+        self.trace = ""
         self.torn = 0
         self.claim = 0
         self.owner = False
@@ -161,6 +163,8 @@ class Log:
                 place = index if fresh else self.fold.n
                 raise self._damaged(damage, place, entry, loaded.entries[:index]) from damage
             self.tail = entry.position
+            if entry.record.n == 1:
+                self.trace = entry.trace
             if is_restart_point(entry.record):
                 self.restart_at = entry.position
             if entry.record.id == record_id:
@@ -169,6 +173,7 @@ class Log:
         newest = next(reversed(self.fold.claims), 0)
         if self.claim and newest > self.claim:
             self._stopped = True
+            self.store.observer.fenced(self.run_id, self.claim)
             raise Fenced(
                 f"run {self.run_id} was taken over by worker {self.fold.claims[newest].worker}, "
                 f"record {newest}",
@@ -189,6 +194,7 @@ class Log:
         except Damage as damage:
             raise self._damaged(damage, commit.record.n - 1, commit, entries[:1]) from damage
         self.tail = self.restart_at = commit.position
+        self.trace = first.trace
         return Loaded(entries[2:], loaded.tail, loaded.torn)
 
     def _damaged(
@@ -252,13 +258,15 @@ class Log:
             record_id = f"{self._nonce}-{self._counter}"
         deadline = time.monotonic() + APPEND_BUDGET_S
         pause_s = 0.01
-        record, entry = self._seal(body, record_id)
+        trace = self.store.observer.carry(self.run_id, body, self.trace)
+        record, entry = self._seal(body, record_id, trace)
         tries = 0
         while True:
             before = self.tail
             tries += 1
             landed, cause = await self._try(entry, record_id, tries)
             if landed is not None and _same(landed, record) and not self._stopped:
+                self.store.observer.appended(self.run_id, self.fold, landed, self.trace)
                 return cast("Body", landed)
             if self._stopped:  # given up meanwhile, by another task
                 raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
@@ -266,7 +274,7 @@ class Log:
                 body = decide(self.fold)
                 if body is None:
                     return None
-                record, entry = self._seal(body, record_id)
+                record, entry = self._seal(body, record_id, trace)
                 continue
             if time.monotonic() > deadline:
                 self._stopped = True
@@ -288,6 +296,8 @@ class Log:
             if isinstance(answer, Appended):
                 self.fold.take(entry)  # `_seal` checked it, and nothing was folded since
                 self.tail = answer.tail
+                if entry.record.n == 1:
+                    self.trace = entry.trace
                 if entry.commit < 0:
                     self.restart_at = answer.tail
                 return entry.record, ""
@@ -307,7 +317,7 @@ class Log:
             self._stopped = self._cut_off = True  # what was published may still land
             raise
 
-    def _seal(self, body: Body, record_id: str) -> tuple[Body, Entry]:
+    def _seal(self, body: Body, record_id: str, trace: str) -> tuple[Body, Entry]:
         claim = self.claim if isinstance(body, HOLDER_RECORDS) else 0
         if self.store.shared and isinstance(body, HOLDER_RECORDS) and not claim:
             raise Fenced(f"run {self.run_id} was not claimed here", run_id=self.run_id)
@@ -334,7 +344,8 @@ class Log:
         entry = Entry(record, raw)
         if self.store.shared:
             commit = -1 if is_restart_point(record) else self.restart_at
-            entry = Entry(record, raw, self._status_after(entry), commit=commit)
+            status = self._status_after(entry)
+            entry = Entry(record, raw, status, commit=commit, trace=trace)
         return record, entry
 
     def _unwritable(self, body: Record, why: str) -> NotEncodable:

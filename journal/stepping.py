@@ -121,6 +121,7 @@ async def _decided(
         decision = _decision(journal, journal.fold, call, earlier_over, ways)
         match decision:
             case Reuse(completed):
+                journal.store.observer.replayed(journal.run_id, call.step)
                 return completed
             case Settle():
                 _check_claimed(journal)
@@ -309,7 +310,8 @@ async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepC
 
 async def _called(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
     try:
-        body = await perform(start)
+        with journal.store.observer.calling(journal.run_id, start):
+            body = await perform(start)
     except Unrecordable as unrecordable:
         raise await _did_happen(journal, start, unrecordable.error) from unrecordable
     try:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from .claims import Answer
 from .codec import Entry
 from .ids import RunId
+from .observing import Observer
 from .records import Record
 
 
@@ -72,6 +73,9 @@ Held: TypeAlias = Callable[[RunId, int], bool | None]
 class Store(Protocol):
     """One journal per run. Raises RunfoldError subclasses only for what no retry settles:
     JournalDamaged, TooLarge, StoreUnavailable, PermissionDenied, StoreLocked."""
+
+    observer: Observer
+    """Told of the work that is done through this store; `UNOBSERVED` unless somebody sets it."""
 
     @property
     def shared(self) -> bool:

@@ -108,6 +108,7 @@ class Held:
             await self._work()
         finally:
             self.journal.give_up()
+            self.journal.store.observer.let_go(self.run_id, self.claim)
             self._ended()
 
     async def _work(self) -> None:

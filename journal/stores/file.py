@@ -34,6 +34,7 @@ from ..errors import (
 )
 from ..ids import RunId
 from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
+from ..observing import UNOBSERVED, Observer
 from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord
 from .file_check import inspect_directory
 from .file_raw import SUFFIX, Lines, Mark, marks
@@ -53,6 +54,7 @@ class FileStore:
     """
 
     shared = False
+    observer: Observer = UNOBSERVED
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.directory = Path(directory)

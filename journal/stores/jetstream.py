@@ -18,9 +18,10 @@ from ..errors import NotProvisioned, RunfoldError, TooLarge
 from ..ids import RunId, subject_token, valid_name
 from ..ids import namespace as check_namespace
 from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
+from ..observing import UNOBSERVED, Observer
 from ..store import AppendAnswer, Held, Loaded, RawRecord, Unknown
 from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError, read_ack
-from .jetstream_headers import COMMIT, EXPECTED, RECORD_TYPE, RUN_STATUS, SELF
+from .jetstream_headers import COMMIT, EXPECTED, RECORD_TYPE, RUN_STATUS, SELF, TRACE
 from .jetstream_hints import Hints
 from .jetstream_listing import Listing
 from .jetstream_raw import RawJournals
@@ -47,7 +48,7 @@ _HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
 _HEADER_LINE_BYTES = len(b": \r\n")
 
 _HEADERS_BYTES_MAX = 4096
-"""More than our four headers can have: what stays this far below the limit isn't counted."""
+"""More than our five headers can have: what stays this far below the limit isn't counted."""
 
 
 class _Info(Struct, frozen=True):
@@ -84,6 +85,7 @@ class JetStreamStore:
     """
 
     shared = True
+    observer: Observer = UNOBSERVED
 
     def __init__(self, url: str, *, namespace: str = "runfold", creds: str | None = None) -> None:
         self._namespace = check_namespace(namespace)
@@ -200,6 +202,8 @@ class JetStreamStore:
             headers[RUN_STATUS] = entry.status
         if entry.commit:
             headers[COMMIT] = str(entry.commit) if entry.commit > 0 else SELF
+        if entry.trace:
+            headers[TRACE] = entry.trace
         self._check_size(run_id, entry.raw, headers)
         reply = await self._connection.request(
             self._subject(run_id), entry.raw, headers, timeout_s=APPEND_TRY_S

@@ -18,6 +18,7 @@ EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 RECORD_TYPE = "Runfold-Type"
 RUN_STATUS = "Runfold-Status"
 COMMIT = "Runfold-Commit"
+TRACE = "traceparent"
 SELF = "self"
 """In place of a sequence: this record is the commit to restart at."""
 

@@ -27,7 +27,7 @@ from ..limits import (
 from ..records import RunPurged
 from ..store import Loaded
 from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError
-from .jetstream_headers import EXPECTED, NOT_OURS, commit_of, status_of
+from .jetstream_headers import EXPECTED, NOT_OURS, TRACE, commit_of, status_of
 from .nats_connection import Connection
 from .nats_waiting import STATUS, NoReply, Reply
 
@@ -259,6 +259,7 @@ class Reader:
                 status=status_of(stored.headers),
                 position=stored.seq,
                 commit=commit_of(stored.headers),
+                trace=stored.headers.get(TRACE, ""),
             )
         except Damage as damage:
             raise JournalDamaged(

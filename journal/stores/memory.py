@@ -14,6 +14,7 @@ from ..codec import Damage, Entry, decode
 from ..errors import JournalDamaged, StoreLocked, TooLarge
 from ..ids import RunId
 from ..limits import RECORD_BYTES_MAX
+from ..observing import UNOBSERVED, Observer
 from ..store import AppendAnswer, Appended, Conflict, Held, Loaded
 
 
@@ -21,6 +22,7 @@ class MemoryStore:
     """Tokens count appends to the run, so that they stay comparable after a trim."""
 
     shared = False
+    observer: Observer = UNOBSERVED
 
     def __init__(self) -> None:
         self._journals: dict[RunId, dict[int, bytes]] = {}
