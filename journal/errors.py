@@ -159,6 +159,12 @@ class NotProvisioned(RunfoldError):
     code = "not_provisioned"
 
 
+class ShardsFixed(RunfoldError):
+    """Over how many journal streams runs are spread is decided once, by `runfold init` (R74)."""
+
+    code = "shards_fixed"
+
+
 class StoreUnavailable(RunfoldError):
     """The store did not answer in time, or failed. What was acknowledged is kept."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -16,12 +16,14 @@ from msgspec import Struct
 
 from .audit import Violation
 from .auditing import Journals, RunAudit
+from .errors import RunfoldError
 from .ids import RunId
 from .store import RawRecord
 from .stores.file import FileStore
 from .stores.file_raw import Mark
 from .stores.jetstream import JetStreamStore
 from .stores.jetstream_headers import EXPECTED
+from .stores.jetstream_raw import RawJournals
 
 KEPT_RECORDS_MAX = 200_000
 """Of unfinished runs whose audits are kept, records taken: what they hold grows with these. A run
@@ -41,10 +43,12 @@ class OnlineAudit(Protocol):
     """`look` audits what is there and was not yet. `runs`, `records`: taken so far; `behind`: how
     much of what the store holds is known not to be, in records or files."""
 
-    runs: int
-    records: int
-    behind: int
-
+    @property
+    def runs(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    @property
+    def behind(self) -> int: ...
     async def look(self) -> None:
         """Raises StoreUnavailable, StoreLocked, PermissionDenied; the next look goes on."""
         ...
@@ -53,7 +57,10 @@ class OnlineAudit(Protocol):
 def online_audit(store: JetStreamStore | FileStore, report: Report) -> OnlineAudit:
     """Of all runs of the store, those to come as well."""
     if isinstance(store, JetStreamStore):
-        return StreamAudit(store, report)
+        kept = Kept()
+        return StreamsAudit(
+            [StreamAudit(store, journals, report, kept) for journals in store.journals]
+        )
     return DirectoryAudit(store, report)
 
 
@@ -109,22 +116,55 @@ def judged(audit: RunAudit, record: RawRecord) -> tuple[Violation, ...]:
     return found
 
 
+class StreamsAudit:
+    """Of all journal streams of a store."""
+
+    def __init__(self, audits: Sequence[StreamAudit]) -> None:
+        self._audits = audits
+
+    @property
+    def runs(self) -> int:
+        return sum(audit.runs for audit in self._audits)
+
+    @property
+    def records(self) -> int:
+        return sum(audit.records for audit in self._audits)
+
+    @property
+    def behind(self) -> int:
+        return sum(audit.behind for audit in self._audits)
+
+    async def look(self) -> None:
+        """One that can't be read keeps none of the others from being audited."""
+        errors: list[RunfoldError] = []
+        for audit in self._audits:
+            try:
+                await audit.look()
+            except RunfoldError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
 class StreamAudit:
     """Of a journal stream, by its sequences: all up to `seen` were taken."""
 
-    def __init__(self, store: JetStreamStore, report: Report) -> None:
+    def __init__(
+        self, store: JetStreamStore, journals: RawJournals, report: Report, kept: Kept
+    ) -> None:
         self.runs = self.records = self.behind = self.seen = 0
         self._store = store
+        self._journals = journals
         self._report = report
-        self._kept = Kept()
+        self._kept = kept
         self._shorter_since: float | None = None
         self._created = ""
 
     async def look(self) -> None:
-        end = await self._store.journals.end()
+        end = await self._journals.end()
         last = end.last
         if self._created not in ("", end.created):
-            self._lose(f"the stream was made anew, and was read up to sequence {self.seen}", 0)
+            self._lose(f"it was made anew, and was read up to sequence {self.seen}", 0)
         self._created = end.created
         if last < self.seen:
             self._shorter(last)
@@ -133,7 +173,7 @@ class StreamAudit:
         self.behind = last - self.seen
         if not self.behind:
             return
-        async with aclosing(self._store.journals.grown(self.seen)) as pages:
+        async with aclosing(self._journals.grown(self.seen)) as pages:
             async for page in pages:
                 for run, record in page:
                     if run is not None:
@@ -165,10 +205,11 @@ class StreamAudit:
         if self._shorter_since is None:
             self._shorter_since = now
         elif now - self._shorter_since > LOST_AFTER_S:
-            self._lose(f"the stream ends at sequence {last}, and was read up to {self.seen}", last)
+            self._lose(f"it ends at sequence {last}, and was read up to {self.seen}", last)
 
     def _lose(self, what: str, seen: int) -> None:
-        self._report(None, Violation(0, "lost", f"{what}: acknowledged records are gone"))
+        text = f"stream {self._journals.stream}: {what}: acknowledged records are gone"
+        self._report(None, Violation(0, "lost", text))
         self._shorter_since, self.seen = None, seen
         self._kept.clear()
 

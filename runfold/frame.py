@@ -37,6 +37,7 @@ EXIT_BY_CODE = {
     "fenced": 8,
     "store_locked": 8,
     "replay_mismatch": 8,
+    "shards_fixed": 8,
     "not_provisioned": 9,
     "store_unavailable": 9,
     "permission_denied": 9,

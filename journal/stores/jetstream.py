@@ -1,4 +1,4 @@
-"""Store: journals in a JetStream stream, one subject per run; shared by a fleet (R12, R13, R17)."""
+"""Store: journals in JetStream streams, one subject per run; shared by a fleet (R12, R13, R17)."""
 
 from __future__ import annotations
 
@@ -7,38 +7,34 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from msgspec import Struct
 
 from ..claims import Answer
 from ..codec import Entry
-from ..errors import NotProvisioned, RunfoldError, TooLarge
-from ..ids import RunId, subject_token, valid_name
+from ..errors import RunfoldError, TooLarge
+from ..ids import RunId, valid_name
 from ..ids import namespace as check_namespace
-from ..limits import APPEND_TRY_S, ASK_TRY_S, READ_TRY_S
+from ..limits import APPEND_TRY_S, ASK_TRY_S
 from ..observing import UNOBSERVED, Observer
+from ..shards import shard_of
 from ..store import AppendAnswer, Held, Loaded, RawRecord, Unknown
-from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError, read_ack
+from .jetstream_answers import read_ack
 from .jetstream_headers import COMMIT, EXPECTED, RECORD_TYPE, RUN_STATUS, SELF, TRACE
 from .jetstream_hints import Hints
-from .jetstream_listing import Listing
+from .jetstream_listing import merged
 from .jetstream_raw import RawJournals
-from .jetstream_read import (
-    Patience,
-    Reader,
-    api_answer,
-    place,
-    raise_if_gone,
-)
-from .jetstream_streams import SHARDS, stream_name
+from .jetstream_read import Patience, place
+from .jetstream_shards import Shard
 from .nats_connection import Connection
 from .nats_service import Asked, Service
 from .nats_waiting import NoReply, Reply
 from .rejected import Rejected
-from .safety import Safety, assess
+from .safety import Safety, assess, joined
 from .signals_queue import SignalQueue
+from .stream_lookup import StreamInfo, journal_streams
 from .tasks import TaskQueue
 
 log = logging.getLogger("runfold")
@@ -51,17 +47,6 @@ _HEADERS_BYTES_MAX = 4096
 """More than our five headers can have: what stays this far below the limit isn't counted."""
 
 
-class _Info(Struct, frozen=True):
-    config: dict[str, Any] = {}
-    cluster: dict[str, Any] = {}
-    error: ApiError | None = None
-
-
-class _Purged(Struct, frozen=True):
-    success: bool = False
-    error: ApiError | None = None
-
-
 class _Question(Struct, frozen=True):
     run: str
     claim: int
@@ -71,8 +56,6 @@ class _HeldAnswer(Struct, frozen=True):
     held: bool
 
 
-_info = msgspec.json.Decoder(_Info)
-_purged = msgspec.json.Decoder(_Purged)
 _decode_question = msgspec.json.Decoder(_Question).decode
 _decode_held = msgspec.json.Decoder(_HeldAnswer).decode
 _encode = msgspec.json.Encoder().encode
@@ -89,13 +72,9 @@ class JetStreamStore:
 
     def __init__(self, url: str, *, namespace: str = "runfold", creds: str | None = None) -> None:
         self._namespace = check_namespace(namespace)
-        self._stream = stream_name(namespace)
-        self._subject_prefix = f"{namespace}.journal.0."
         self.safety: Safety | None = None
         self._connection = Connection(url, namespace=namespace, creds=creds)
-        self._reader = Reader(self._connection, self._stream)
-        self._listing = Listing(self._connection, self._stream, self._subject_prefix)
-        self.journals = RawJournals(self._connection, self._stream, self._subject_prefix)
+        self._shards = (Shard(self._connection, namespace, 0, 1),)
         self._hints = Hints(self._connection, namespace)
         self._tasks = TaskQueue(self._connection, namespace)
         self.signals = SignalQueue(self._connection, namespace)
@@ -104,7 +83,7 @@ class JetStreamStore:
     async def __aenter__(self) -> Self:
         await self._connection.open()
         try:
-            await self._check_provisioned()
+            await self._find_shards()
         except BaseException:
             await self._connection.close()
             raise
@@ -118,43 +97,30 @@ class JetStreamStore:
     ) -> None:
         await self._connection.close()
 
-    async def _check_provisioned(self) -> None:
-        patience = Patience(f"stream {self._stream} could not be looked up")
-        while True:
-            reply = await self._connection.request(
-                f"$JS.API.STREAM.INFO.{self._stream}", b"", timeout_s=READ_TRY_S
-            )
-            if isinstance(reply, NoReply):
-                if reply.nobody:  # nats-server 2.15.1 without JetStream has no $JS.API at all
-                    raise self._not_provisioned("has no JetStream")
-                await patience.pause(reply.cause)
-                continue
-            info = api_answer(_info, reply)
-            if info.error is None:
-                break
-            if info.error.err_code in NO_JETSTREAM:
-                raise self._not_provisioned("has no JetStream for this account")
-            if info.error.err_code == STREAM_NOT_FOUND:
-                raise self._not_provisioned(f"has no stream {self._stream}")
-            await patience.pause(str(info.error))
-        self._say_degraded(info)
-        shards = info.config.get("metadata", {}).get(SHARDS)
-        if shards != "1":
-            raise NotProvisioned(
-                f"stream {self._stream} is cut into {shards or 'an unnamed number of'} shards "
-                f"({SHARDS} in its metadata); this version of Runfold reads 1",
-                hint="use the version of Runfold that made it",
-            )
+    async def _find_shards(self) -> None:
+        streams = await journal_streams(self._connection, self._namespace)
+        self._shards = tuple(
+            Shard(self._connection, self._namespace, index, len(streams))
+            for index in range(len(streams))
+        )
+        self._say_degraded(streams)
 
-    def _say_degraded(self, info: _Info) -> None:
-        """R14: where the stream's own settings can lose acknowledged records, whoever opens the
+    def _say_degraded(self, streams: Sequence[StreamInfo]) -> None:
+        """R14: where the streams' own settings can lose acknowledged records, whoever opens the
         store is told. The sync setting shows only on monitoring ports: `runfold doctor`."""
-        self.safety = assess(
-            self._namespace,
-            info.config,
-            cluster=info.cluster,
-            version=self._connection.server_version,
-            servers=(),
+        version = self._connection.server_version
+        self.safety = joined(
+            [
+                assess(
+                    self._namespace,
+                    info.config,
+                    shard=index,
+                    cluster=info.cluster,
+                    version=version,
+                    servers=(),
+                )
+                for index, info in enumerate(streams)
+            ]
         )
         for finding in self.safety.findings:
             if finding.level == "degraded":
@@ -166,32 +132,35 @@ class JetStreamStore:
         found = self.safety.findings if self.safety else ()
         return tuple(finding.what for finding in found if finding.level == "degraded")
 
-    def _not_provisioned(self, what: str) -> NotProvisioned:
-        url = self._connection.shown
-        option = "" if self._namespace == "runfold" else f" --namespace {self._namespace}"
-        return NotProvisioned(
-            f"the NATS server at {url} {what}",
-            hint=f"run `runfold init --store {url}{option}` once",
-        )
+    @property
+    def journals(self) -> tuple[RawJournals, ...]:
+        """All that was appended, of each journal stream."""
+        return tuple(shard.journals for shard in self._shards)
+
+    def _shard(self, run_id: RunId) -> Shard:
+        return self._shards[shard_of(run_id, len(self._shards))]
 
     # ---- journals ---------------------------------------------------------------------------
 
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
-        return await self._reader.load(self._subject(run_id), run_id, after)
+        shard = self._shard(run_id)
+        return await shard.reader.load(shard.subject(run_id), run_id, after)
 
     async def resume(self, run_id: RunId) -> Loaded:
         """With a restart point: the first record, then everything from that commit on, so that
         between the first two entries ordinals and hashes have a gap. Else as `load`."""
-        return await self._reader.resume(self._subject(run_id), run_id)
+        shard = self._shard(run_id)
+        return await shard.reader.resume(shard.subject(run_id), run_id)
 
     def stored(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Sequence[RawRecord], None]:
         """The run's messages behind the token `after` as they stand, in pages."""
-        return self.journals.of(run_id, after)
+        return self._shard(run_id).journals.of(run_id, after)
 
     async def tail(self, run_id: RunId) -> int:
         """Of its last record, as the leader, or who takes himself for it, has it; 0 without one."""
-        patience = Patience(f"run {run_id} could not be looked up in stream {self._stream}")
-        last = await self._reader.last(self._subject(run_id), patience)
+        shard = self._shard(run_id)
+        patience = Patience(f"run {run_id} could not be looked up in stream {shard.stream}")
+        last = await shard.reader.last(shard.subject(run_id), patience)
         return last.seq if last is not None else 0
 
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
@@ -205,12 +174,13 @@ class JetStreamStore:
         if entry.trace:
             headers[TRACE] = entry.trace
         self._check_size(run_id, entry.raw, headers)
+        shard = self._shard(run_id)
         reply = await self._connection.request(
-            self._subject(run_id), entry.raw, headers, timeout_s=APPEND_TRY_S
+            shard.subject(run_id), entry.raw, headers, timeout_s=APPEND_TRY_S
         )
         if isinstance(reply, NoReply):
             return Unknown(reply.cause)
-        return read_ack(reply.data, stream=self._stream, expected=expected)
+        return read_ack(reply.data, stream=shard.stream, expected=expected)
 
     def _check_size(self, run_id: RunId, raw: bytes, headers: dict[str, str]) -> None:
         """Raises TooLarge. nats-server 2.15.1 cuts the connection over a message whose headers and
@@ -230,7 +200,7 @@ class JetStreamStore:
             )
 
     async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
-        for run_id in await self._listing.runs():
+        async for run_id in merged([shard.listing.runs() for shard in self._shards]):
             if after is None or run_id > after:
                 yield run_id
 
@@ -239,34 +209,17 @@ class JetStreamStore:
     ) -> AsyncIterator[tuple[RunId, str | None]]:
         """Runs in the order of their ids, with the status word of their last record; None where it
         has none (`load` then tells). `status`: only those, and those without a word."""
-        async for head in self._listing.heads(status):
+        async for head in merged([shard.listing.heads(status) for shard in self._shards]):
             yield head
 
     async def trim(self, run_id: RunId, *, before: int) -> None:
-        # nats-server 2.15.1: a purge with `seq` keeps the message at that sequence.
-        request = _encode({"filter": self._subject(run_id), "seq": before})
-        patience = Patience(f"run {run_id} could not be trimmed")
-        while True:
-            reply = await self._connection.request(
-                f"$JS.API.STREAM.PURGE.{self._stream}", request, timeout_s=APPEND_TRY_S
-            )
-            if isinstance(reply, NoReply):
-                await patience.pause(reply.cause)
-                continue
-            purged = api_answer(_purged, reply)
-            if purged.error is None and purged.success:
-                return
-            error = purged.error or ApiError(description="no success")
-            raise_if_gone(error, self._stream)
-            await patience.pause(str(error))
+        await self._shard(run_id).trim(run_id, before)
 
     def where(self, run_id: RunId, index: int, entry: Entry | None) -> str:
+        shard = self._shard(run_id)
         if entry is not None and entry.position:
-            return place(self._stream, self._subject(run_id), entry.position)
-        return f"stream {self._stream}, subject {self._subject(run_id)}, record {index + 1}"
-
-    def _subject(self, run_id: RunId) -> str:
-        return self._subject_prefix + subject_token(run_id)
+            return place(shard.stream, shard.subject(run_id), entry.position)
+        return f"stream {shard.stream}, subject {shard.subject(run_id)}, record {index + 1}"
 
     # ---- waking and telling -----------------------------------------------------------------
 
@@ -304,7 +257,7 @@ class JetStreamStore:
         self, run_id: RunId, handle: Callable[[], None]
     ) -> AbstractAsyncContextManager[None]:
         """Hear of appends at once: no more than a hint to load, also for one that was refused."""
-        return self._connection.listening(self._subject(run_id), lambda _: handle())
+        return self._connection.listening(self._shard(run_id).subject(run_id), lambda _: handle())
 
     def serving(
         self, service: Service, handle: Callable[[Asked], Awaitable[None]]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import heapq
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -34,19 +37,29 @@ class _Page(Struct, frozen=True):
 _page = msgspec.json.Decoder(_Page)
 _encode = msgspec.json.Encoder().encode
 
+Item = TypeVar("Item", bound=RunId | tuple[RunId, Any])
+
 
 class Listing:
     """All journals in one stream."""
 
-    def __init__(self, connection: Connection, stream: str, prefix: str) -> None:
+    def __init__(
+        self, connection: Connection, stream: str, prefix: str, owns: Callable[[RunId], bool]
+    ) -> None:
         self._connection = connection
         self._reader = Reader(connection, stream)
         self._stream = stream
         self._prefix = prefix
+        self._owns = owns
 
-    async def runs(self) -> list[RunId]:
-        """Every run with a message, in order of its text. Ids sort unlike their subjects (`.` is
-        `~` there), so all pages come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
+    async def runs(self) -> AsyncGenerator[RunId, None]:
+        """As the stream has them now, in order of their text."""
+        for run_id in await self._all():
+            yield run_id
+
+    async def _all(self) -> list[RunId]:
+        """Every run with a message. Ids sort unlike their subjects (`.` is `~` there), so all pages
+        come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
         patience = Patience(f"the runs in stream {self._stream} could not be listed")
         found: set[RunId] = set()
         offset = 0
@@ -65,7 +78,7 @@ class Listing:
                 continue
             patience.renew()
             for subject in page.state.subjects:
-                run_id = run_of(subject)
+                run_id = run_of(subject, self._owns)
                 if run_id is not None:
                     found.add(run_id)
             offset += len(page.state.subjects)
@@ -75,7 +88,7 @@ class Listing:
     async def heads(
         self, status: frozenset[str] | None
     ) -> AsyncGenerator[tuple[RunId, str | None], None]:
-        run_ids = await self.runs()
+        run_ids = await self._all()
         for start in range(0, len(run_ids), HEADS_PAGE):
             page = run_ids[start : start + HEADS_PAGE]
             found = await self._page(page)
@@ -123,9 +136,33 @@ class Listing:
         return found
 
 
-def run_of(subject: str) -> RunId | None:
-    """None for a subject that no run has: a stray message is no run's journal."""
+async def merged(listings: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """What several list, each in the order of ids, as one in that order."""
+    async with AsyncExitStack() as stack:
+        heap: list[tuple[str, int, Item]] = []
+        for index, listing in enumerate(listings):
+            await stack.enter_async_context(aclosing(listing))
+            if (first := await anext(listing, None)) is not None:
+                heap.append((_id(first), index, first))
+        heapq.heapify(heap)
+        while heap:
+            _, index, item = heap[0]
+            yield item
+            following = await anext(listings[index], None)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (_id(following), index, following))
+
+
+def _id(item: RunId | tuple[RunId, Any]) -> str:
+    return item if isinstance(item, str) else item[0]
+
+
+def run_of(subject: str, owns: Callable[[RunId], bool]) -> RunId | None:
+    """None for a subject that no run of the stream has: a stray message is no run's journal."""
     try:
-        return from_subject_token(subject.rpartition(".")[2])
+        run_id = from_subject_token(subject.rpartition(".")[2])
     except InvalidId:
         return None
+    return run_id if owns(run_id) else None

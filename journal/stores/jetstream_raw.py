@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -40,17 +40,20 @@ class StreamEnd(Struct, frozen=True):
 class RawJournals:
     """All journals in one stream. Raises StoreUnavailable, PermissionDenied."""
 
-    def __init__(self, connection: Connection, stream: str, prefix: str) -> None:
+    def __init__(
+        self, connection: Connection, stream: str, prefix: str, owns: Callable[[RunId], bool]
+    ) -> None:
         self._connection = connection
         self._reader = Reader(connection, stream)
-        self._stream = stream
+        self.stream = stream
         self._prefix = prefix
+        self._owns = owns
 
     async def of(self, run_id: RunId, after: int) -> AsyncGenerator[Sequence[RawRecord], None]:
         """The run's records behind sequence `after`, in pages, up to a tail that was current
         during the call. A purge meanwhile leaves a gap before its tombstone."""
         subject = self._prefix + subject_token(run_id)
-        patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
+        patience = Patience(f"run {run_id} could not be read from stream {self.stream}")
         while True:
             tail = await self._reader.tail(subject, after, patience)
             async for page in self._reader.pages(subject, after, tail, patience):
@@ -65,20 +68,20 @@ class RawJournals:
     ) -> AsyncGenerator[Sequence[tuple[RunId | None, RawRecord]], None]:
         """Every run's records behind sequence `after` in the stream's order, in pages; of no run
         where the subject is none's. They end at the last one of now, or before it."""
-        patience = Patience(f"stream {self._stream} could not be read")
+        patience = Patience(f"stream {self.stream} could not be read")
         subjects = f"{self._prefix}*"
         last = await self._reader.last(subjects, patience)
         if last is None:
             return
         async for page in self._reader.pages(subjects, after, last.seq, patience):
-            yield [(run_of(one.subject), _raw(one)) for one in page]
+            yield [(run_of(one.subject, self._owns), _raw(one)) for one in page]
 
     async def end(self) -> StreamEnd:
         """As the stream's leader, or who takes himself for it, has it."""
-        patience = Patience(f"stream {self._stream} could not be looked up")
+        patience = Patience(f"stream {self.stream} could not be looked up")
         while True:
             reply = await self._connection.request(
-                f"$JS.API.STREAM.INFO.{self._stream}", b"", timeout_s=READ_TRY_S
+                f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout_s=READ_TRY_S
             )
             if isinstance(reply, NoReply):
                 await patience.pause(reply.cause)
@@ -86,7 +89,7 @@ class RawJournals:
             info = api_answer(_info, reply)
             if info.error is None:
                 return StreamEnd(info.state.last_seq, info.created)
-            raise_if_gone(info.error, self._stream)
+            raise_if_gone(info.error, self.stream)
             await patience.pause(str(info.error))
 
 

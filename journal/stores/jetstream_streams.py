@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..shards import shards_metadata
 from .safety import Finding
-
-SHARDS = "runfold.shards"
 
 REJECTED_AGE_S = 30 * 86_400
 """Long enough for somebody to ask why a signal had no effect (PROTOCOL 1)."""
@@ -15,9 +14,14 @@ REJECTED_AGE_S = 30 * 86_400
 _UNLIMITED = {"max_msgs": -1, "max_bytes": -1, "max_msgs_per_subject": -1, "max_msg_size": -1}
 
 
-def stream_name(namespace: str) -> str:
-    """The journal stream of a namespace (P = 1)."""
-    return f"{namespace.upper()}_JOURNAL_0"
+def stream_name(namespace: str, shard: int = 0) -> str:
+    """A journal stream of a namespace: its first, where there are several."""
+    return f"{namespace.upper()}_JOURNAL_{shard}"
+
+
+def subject_prefix(namespace: str, shard: int) -> str:
+    """Of the subjects of that stream's runs."""
+    return f"{namespace}.journal.{shard}."
 
 
 def tasks_name(namespace: str) -> str:
@@ -32,12 +36,12 @@ def rejected_name(namespace: str) -> str:
     return f"{namespace.upper()}_REJECTED"
 
 
-def stream_config(namespace: str, replicas: int) -> dict[str, Any]:
-    """The journal stream's settings (PROTOCOL 1): nothing that was acknowledged ever leaves it,
+def stream_config(namespace: str, replicas: int, shard: int = 0, shards: int = 1) -> dict[str, Any]:
+    """A journal stream's settings (PROTOCOL 1): nothing that was acknowledged ever leaves it,
     except by a purge behind a tombstone."""
     return {
-        "name": stream_name(namespace),
-        "subjects": [f"{namespace}.journal.0.*"],
+        "name": stream_name(namespace, shard),
+        "subjects": [f"{subject_prefix(namespace, shard)}*"],
         "storage": "file",
         "retention": "limits",
         "discard": "new",
@@ -50,7 +54,7 @@ def stream_config(namespace: str, replicas: int) -> dict[str, Any]:
         "allow_atomic": True,
         "allow_rollup_hdrs": False,
         "allow_msg_ttl": False,
-        "metadata": {SHARDS: "1", "runfold.hash": "blake2b"},
+        "metadata": shards_metadata(shards),
     }
 
 

@@ -14,29 +14,33 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..errors import NotProvisioned, StoreUnavailable
+from ..errors import StoreUnavailable
 from ..ids import namespace as check_namespace
-from ..limits import READ_TRY_S
-from .jetstream_answers import NO_JETSTREAM, STREAM_NOT_FOUND, ApiError
-from .jetstream_read import Patience, api_answer
+from .jetstream_answers import ApiError
 from .jetstream_streams import (
     rejected_config,
     signals_config,
     stream_config,
-    stream_name,
     task_findings,
     tasks_config,
     tasks_name,
 )
 from .nats_connection import Connection
-from .nats_waiting import NoReply
-from .safety import Safety, ServerFacts, assess, level_of
+from .safety import Safety, ServerFacts, assess, joined, level_of
 from .signals_queue import SignalQueue
+from .stream_lookup import (
+    NOT_CLUSTERED,
+    StreamInfo,
+    call,
+    journal_streams,
+    journals_there,
+    look_up,
+    shards_to_make,
+)
 
 MONITOR_TRY_S = 5.0
 
 # nats-server 2.15.1
-_NOT_CLUSTERED = 10074
 _NO_PEERS = 10005
 _NAME_IN_USE = 10058
 
@@ -59,19 +63,13 @@ class Made(Struct, frozen=True, kw_only=True):
 
 
 class Provisioned(Made, frozen=True, kw_only=True):
-    """What `init` did: for the journal stream, and for the `others`."""
+    """What `init` did: for the journal stream, the first where there are several (`shards`), and
+    for the `others`."""
 
+    shards: int = 1
     others: tuple[Made, ...] = ()
 
 
-class _Info(Struct, frozen=True):
-    config: dict[str, Any] = {}
-    state: dict[str, Any] = {}
-    cluster: dict[str, Any] = {}
-    error: ApiError | None = None
-
-
-_info = msgspec.json.Decoder(_Info)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,16 +87,31 @@ FORBIDDEN = (
 
 
 async def provision(
-    url: str, *, namespace: str = "runfold", replicas: int | None = None, creds: str | None = None
+    url: str,
+    *,
+    namespace: str = "runfold",
+    replicas: int | None = None,
+    shards: int | None = None,
+    creds: str | None = None,
 ) -> Provisioned:
     """Make the namespace's streams unless they exist. `replicas` None: as many as the journal
-    stream has; 3 on a cluster, else 1, where there is none yet."""
+    stream has; 3 on a cluster, else 1, where there is none yet. `shards`: over how many journal
+    streams runs are spread; None: as many as there are, 1 where there is none yet.
+
+    Raises ShardsFixed where there are others than asked for; NotProvisioned where one is missing
+    that runs were in."""
     check_namespace(namespace)
     connection = Connection(url, namespace=namespace, creds=creds)
     await connection.open()
     try:
-        journal = await _ensure(connection, stream_config(namespace, replicas or 3), replicas)
-        others: list[Made] = []
+        there = await journals_there(connection, namespace)
+        count = shards_to_make(namespace, there, shards)
+        journals: list[Made] = []
+        # The first one comes last: it is what says, to whoever opens a store, that all are there.
+        for shard in reversed(range(count)):
+            wanted = stream_config(namespace, replicas or 3, shard, count)
+            journals.insert(0, await _ensure(connection, wanted, replicas))
+        journal, *others = journals
         for config in (tasks_config, signals_config, rejected_config):
             wanted = config(namespace, replicas or journal.replicas)
             others.append(await _ensure(connection, wanted, replicas))
@@ -111,20 +124,21 @@ async def provision(
         created=journal.created,
         replicas=journal.replicas,
         differences=journal.differences,
+        shards=count,
         others=tuple(others),
     )
 
 
 async def _ensure(connection: Connection, wanted: dict[str, Any], replicas: int | None) -> Made:
-    found = await _look_up(connection, wanted["name"])
+    found = await look_up(connection, wanted["name"])
     if found is not None:
         return _existing(wanted, found, any_replicas=replicas is None)
     made = await _create(connection, wanted)
-    if _failed(made, _NOT_CLUSTERED) and replicas is None:
+    if _failed(made, NOT_CLUSTERED) and replicas is None:
         wanted["num_replicas"] = 1
         made = await _create(connection, wanted)
     if _failed(made, _NAME_IN_USE):  # somebody else's `init` was quicker
-        found = await _look_up(connection, wanted["name"])
+        found = await look_up(connection, wanted["name"])
         if found is not None:
             return _existing(wanted, found, any_replicas=replicas is None)
     if made.error is not None:
@@ -141,20 +155,15 @@ async def inspect(
 ) -> Safety:
     """What an acknowledgement is worth here. `monitor_url`: the servers' monitoring addresses, with
     commas; the sync setting shows nowhere else (nats-server 2.15.1)."""
-    stream = stream_name(check_namespace(namespace))
+    check_namespace(namespace)
     connection = Connection(url, namespace=namespace, creds=creds)
     await connection.open()
     try:
-        found = await _look_up(connection, stream)
-        tasks = await _look_up(connection, tasks_name(namespace))
+        streams = await journal_streams(connection, namespace)
+        tasks = await look_up(connection, tasks_name(namespace))
         version = connection.server_version
     finally:
         await connection.close()
-    if found is None:
-        raise NotProvisioned(
-            f"the NATS server at {connection.shown} has no stream {stream}",
-            hint=f"run `runfold init --store {connection.shown}` once",
-        )
     servers: list[ServerFacts] = []
     unread: list[str] = []
     for address in (monitor_url or "").split(","):
@@ -163,19 +172,25 @@ async def inspect(
                 servers.append(await asyncio.to_thread(_read_varz, address.strip()))
             except (OSError, ValueError, HTTPException, msgspec.MsgspecError) as error:
                 unread.append(f"{address.strip()}: {error}")
-    journals = assess(
-        namespace,
-        found.config,
-        cluster=found.cluster,
-        version=version,
-        servers=tuple(servers),
-        unread=tuple(unread),
+    journals = joined(
+        [
+            assess(
+                namespace,
+                found.config,
+                shard=shard,
+                cluster=found.cluster,
+                version=version,
+                servers=tuple(servers),
+                unread=tuple(unread),
+            )
+            for shard, found in enumerate(streams)
+        ]
     )
     findings = (*journals.findings, *task_findings(namespace, tasks.config if tasks else None))
     return msgspec.structs.replace(journals, findings=findings, level=level_of(findings))
 
 
-def _existing(wanted: dict[str, Any], found: _Info, *, any_replicas: bool) -> Made:
+def _existing(wanted: dict[str, Any], found: StreamInfo, *, any_replicas: bool) -> Made:
     differences = [
         Difference(setting, want, found.config.get(setting))
         for setting, want in wanted.items()
@@ -196,13 +211,13 @@ def _existing(wanted: dict[str, Any], found: _Info, *, any_replicas: bool) -> Ma
     )
 
 
-def _failed(made: _Info, err_code: int) -> bool:
+def _failed(made: StreamInfo, err_code: int) -> bool:
     return made.error is not None and made.error.err_code == err_code
 
 
 def _refused(shown: str, wanted: dict[str, Any], error: ApiError) -> StoreUnavailable:
     hint = ""
-    if error.err_code in (_NOT_CLUSTERED, _NO_PEERS):
+    if error.err_code in (NOT_CLUSTERED, _NO_PEERS):
         hint = (
             f"{wanted['num_replicas']} servers must be up; or choose: `runfold init --replicas 1`"
         )
@@ -211,44 +226,8 @@ def _refused(shown: str, wanted: dict[str, Any], error: ApiError) -> StoreUnavai
     )
 
 
-async def _look_up(connection: Connection, stream: str) -> _Info | None:
-    """The stream's config and state; None if there is no such stream."""
-    found = await _call(connection, f"$JS.API.STREAM.INFO.{stream}", b"")
-    if _failed(found, STREAM_NOT_FOUND):
-        return None
-    if found.error is not None:
-        raise StoreUnavailable(f"stream {stream} could not be looked up: {found.error}")
-    return found
-
-
-async def _create(connection: Connection, config: dict[str, Any]) -> _Info:
-    return await _call(connection, f"$JS.API.STREAM.CREATE.{config['name']}", _encode(config))
-
-
-async def _call(connection: Connection, subject: str, payload: bytes) -> _Info:
-    """An answer of the API, tried again until one comes: a cluster that starts has no leader."""
-    patience = Patience(f"no answer to {subject}")
-    while True:
-        reply = await connection.request(subject, payload, timeout_s=READ_TRY_S)
-        if isinstance(reply, NoReply):
-            if reply.nobody:
-                raise NotProvisioned(
-                    f"the NATS server at {connection.shown} has no JetStream",
-                    hint="start it with -js, or a `jetstream` block in its configuration",
-                )
-            await patience.pause(reply.cause)
-            continue
-        answer = api_answer(_info, reply)
-        if answer.error is None or answer.error.code < 500:
-            return answer
-        if answer.error.err_code in NO_JETSTREAM:
-            raise NotProvisioned(
-                f"the NATS server at {connection.shown} has no JetStream for this account",
-                hint="enable JetStream for the account",
-            )
-        if answer.error.err_code == _NOT_CLUSTERED:
-            return answer
-        await patience.pause(str(answer.error))
+async def _create(connection: Connection, config: dict[str, Any]) -> StreamInfo:
+    return await call(connection, f"$JS.API.STREAM.CREATE.{config['name']}", _encode(config))
 
 
 class _JetStreamConfig(Struct, frozen=True):

@@ -8,10 +8,10 @@ sync setting lost every record acknowledged since the last sync, on one server a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 Level: TypeAlias = Literal["safe", "degraded", "unverified"]
 
@@ -178,17 +178,19 @@ def assess(
     namespace: str,
     config: Mapping[str, Any],
     *,
+    shard: int = 0,
     cluster: Mapping[str, Any],
     version: str,
     servers: tuple[ServerFacts, ...],
     unread: tuple[str, ...] = (),
 ) -> Safety:
-    """Judge the stream's config and cluster (of STREAM.INFO), the version of the server that gave
-    them, and what monitoring ports told. `unread`: those that did not answer, with the reason."""
+    """Judge a journal stream's config and cluster (of STREAM.INFO), the version of the server that
+    gave them, and what monitoring ports told. `unread`: those that did not answer, with the
+    reason."""
     members = _members(cluster)
     findings = (
         *_of_settings(config),
-        *_of_subjects(namespace, config),
+        *_of_subjects(f"{namespace}.journal.{shard}.", config),
         *_of_versions(version, servers),
         *_of_sync(members, servers, unread),
     )
@@ -203,6 +205,30 @@ def assess(
             "sync_always": {server.name: server.sync_always for server in servers},
         },
     )
+
+
+def joined(found: Sequence[Safety]) -> Safety:
+    """Of several journal streams as one: what is not true of all of them names those it is true
+    of."""
+    first, *others = found
+    if not others:
+        return first
+    where: dict[Finding, list[str]] = {}
+    for one in found:
+        for finding in one.findings:
+            where.setdefault(finding, []).append(str(one.facts["stream"]))
+    findings = tuple(
+        finding
+        if len(streams) == len(found)
+        else structs.replace(finding, what=f"{', '.join(streams)}: {finding.what}")
+        for finding, streams in where.items()
+    )
+    facts = first.facts | {
+        "stream": [one.facts["stream"] for one in found],
+        "replicas": min(one.facts["replicas"] for one in found),
+        "servers": sorted({name for one in found for name in one.facts["servers"]}),
+    }
+    return Safety(level=level_of(findings), findings=findings, facts=facts)
 
 
 def level_of(findings: Iterable[Finding]) -> Level:
@@ -235,8 +261,7 @@ def _edit(config: Mapping[str, Any], to: str) -> str:
     return f"`nats stream edit {config.get('name')}` with {to}"
 
 
-def _of_subjects(namespace: str, config: Mapping[str, Any]) -> Iterator[Finding]:
-    prefix = f"{namespace}.journal.0."
+def _of_subjects(prefix: str, config: Mapping[str, Any]) -> Iterator[Finding]:
     subjects: list[str] = config.get("subjects") or []
     if subjects not in ([f"{prefix}*"], [f"{prefix}>"]):
         yield Finding(

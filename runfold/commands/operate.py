@@ -11,6 +11,7 @@ from journal.escape import visible
 from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
+from journal.shards import SHARDS_MAX
 from journal.stores.file import FileStore
 from journal.stores.provision import inspect, provision
 from journal.stores.safety import Safety
@@ -44,6 +45,15 @@ def init(
         int | None,
         typer.Option("--replicas", min=1, max=5, help="Default: 3 on a cluster, 1 on one server."),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            "--shards",
+            min=1,
+            max=SHARDS_MAX,
+            help="Journal streams that runs are spread over, for good. Default: 1.",
+        ),
+    ] = None,
     store: StoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
@@ -59,9 +69,13 @@ def init(
             raise UsageProblem("a directory needs no init", hint="init is for nats:// stores")
         if store is None:
             async with EmbeddedServer(HOME) as server:
-                made = await provision(server.url, namespace=namespace, replicas=replicas)
+                made = await provision(
+                    server.url, namespace=namespace, replicas=replicas, shards=shards
+                )
         else:
-            made = await provision(store, namespace=namespace, replicas=replicas, creds=creds)
+            made = await provision(
+                store, namespace=namespace, replicas=replicas, shards=shards, creds=creds
+            )
         if json:
             emit_json(made)
         streams = (made, *made.others)

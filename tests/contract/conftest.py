@@ -35,6 +35,7 @@ class Backend:
     directory: Path
     url: str = ""
     replicas: int = 1
+    shards: int = 1
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +87,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ModelProcess:
         "memory",
         "file",
         "jetstream",
+        "sharded",
         "model",
         pytest.param("cluster", marks=pytest.mark.cluster),
     ]
@@ -95,9 +97,10 @@ def backend(request: pytest.FixtureRequest, namespace: str, tmp_path: Path) -> B
     match kind:
         case "model":
             return Backend(kind, namespace, tmp_path, request.getfixturevalue("model").url)
-        case "jetstream":
+        case "jetstream" | "sharded":
             url = request.getfixturevalue("any_server").url
-            return Backend(kind, namespace, tmp_path, url)
+            shards = 4 if kind == "sharded" else 1
+            return Backend(kind, namespace, tmp_path, url, shards=shards)
         case "cluster":
             urls = request.getfixturevalue("cluster").urls
             return Backend(kind, namespace, tmp_path, ",".join(urls), replicas=3)
@@ -115,9 +118,13 @@ async def store(backend: Backend) -> AsyncIterator[Store]:
             yield FileStore(backend.directory)
         case _:
             made = await provision(
-                backend.url, namespace=backend.namespace, replicas=backend.replicas
+                backend.url,
+                namespace=backend.namespace,
+                replicas=backend.replicas,
+                shards=backend.shards,
             )
-            assert made.created and made.replicas == backend.replicas
+            assert (made.created, made.replicas) == (True, backend.replicas)
+            assert made.shards == backend.shards
             async with JetStreamStore(backend.url, namespace=backend.namespace) as jetstream:
                 yield jetstream
 

@@ -202,7 +202,7 @@ async def test_two_inits_at_once_make_one_stream(server: NatsServer) -> None:
 async def test_a_different_stream_made_meanwhile_is_reported_too(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = provision_module._look_up
+    real = provision_module.look_up
     looked: list[str] = []
 
     async def one_moment_too_early(connection: Any, stream: str) -> Any:
@@ -210,7 +210,7 @@ async def test_a_different_stream_made_meanwhile_is_reported_too(
         return None if len(looked) == 1 else await real(connection, stream)
 
     await ask(server.url, f"$JS.API.STREAM.CREATE.{STREAM}", SAFE | {"discard": "old"})
-    monkeypatch.setattr(provision_module, "_look_up", one_moment_too_early)
+    monkeypatch.setattr(provision_module, "look_up", one_moment_too_early)
     found = await provision(server.url, replicas=1)
     assert not found.created
     assert found.differences == (Difference("discard", "new", "old"),)

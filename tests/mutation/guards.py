@@ -48,6 +48,7 @@ SUMMARY = "tests/core/test_summary.py::"
 TURNS = "tests/core/test_turns.py::"
 TURNS_ATTEMPTS = "tests/core/test_turns_attempts.py::"
 VALUES = "tests/core/test_values.py::"
+SHARDS = "tests/contract/test_shards.py::"
 WAITS = "tests/core/test_waits.py::"
 CONNECTION = "tests/contract/test_jetstream_connection.py::"
 FSYNC_ORDER = "tests/real/test_fsync_order.py::"
@@ -1799,6 +1800,54 @@ MUTANTS = [
         "if not self._nc.is_connected:  # nats-py says so turns of the loop before it calls back",
         "if False:",
         CONNECTION + "test_a_connection_just_lost_is_waited_for_without_holding_up_the_loop",
+    ),
+    Mutant(
+        "empty-shard",
+        "a journal stream that runs were in is not replaced by an empty one",
+        "journal/stores/stream_lookup.py",
+        "    if used and missing:\n",
+        "    if False:\n",
+        SHARDS + "test_a_stream_that_runs_were_in_is_not_replaced_by_an_empty_one[nats-server]",
+    ),
+    Mutant(
+        "used-shards-forgotten",
+        "nor is the first one, where another one was used",
+        "journal/stores/stream_lookup.py",
+        "    used = 0 in there or any(one.state.last_seq for one in there.values())\n",
+        "    used = 0 in there\n",
+        SHARDS + "test_nor_is_the_first_one_where_another_was_used[nats-server]",
+    ),
+    Mutant(
+        "shards-changed",
+        "over how many streams runs are spread is never changed",
+        "journal/stores/stream_lookup.py",
+        "    if len(counts) > 1 or asked not in (None, *counts):\n",
+        "    if len(counts) > 1:\n",
+        SHARDS + "test_how_many_there_are_can_not_be_changed[nats-server-1]",
+    ),
+    Mutant(
+        "shards-disagree",
+        "streams that do not agree on how many they are are not opened",
+        "journal/stores/stream_lookup.py",
+        "        if named_shards(one.config) != shards or not known_hash(one.config):\n",
+        "        if False:\n",
+        SHARDS + "test_streams_that_do_not_agree_are_not_opened",
+    ),
+    Mutant(
+        "first-shard-first",
+        "the stream that says that all are there is made last",
+        "journal/stores/provision.py",
+        "for shard in reversed(range(count)):",
+        "for shard in range(count):",
+        SHARDS + "test_the_stream_that_says_that_all_are_there_is_made_last[nats-server]",
+    ),
+    Mutant(
+        "stray-listed",
+        "a message in the stream of another run is no run's",
+        "journal/stores/jetstream_listing.py",
+        "    return run_id if owns(run_id) else None\n",
+        "    return run_id\n",
+        SHARDS + "test_a_message_in_the_stream_of_another_run_is_no_journal[nats-server]",
     ),
 ]
 

@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ from journal import doors
 from journal.audit import Violation
 from journal.auditing import RunAudit
 from journal.ids import RunId
-from journal.online_audit import DirectoryAudit, StreamAudit
+from journal.online_audit import StreamsAudit, online_audit
 from journal.stores.file import FileStore
-from journal.stores.jetstream import JetStreamStore
 from journal.stores.jetstream_raw import StreamEnd
 from journal.stores.provision import provision
 
@@ -189,9 +188,16 @@ Found = list[tuple[RunId | None, Violation]]
 class Look:
     """An audit of the CLI's store, and what it has reported."""
 
-    def __init__(self, make: Callable[[Any, Any], Any], store: Any) -> None:
+    def __init__(self, store: Any) -> None:
         self.found: Found = []
-        self.audit = make(store, lambda run, violation: self.found.append((run, violation)))
+        self.audit: Any = online_audit(
+            store, lambda run, violation: self.found.append((run, violation))
+        )
+
+    @property
+    def first(self) -> Any:
+        """Of the first journal stream; of the directory."""
+        return self.audit._audits[0] if isinstance(self.audit, StreamsAudit) else self.audit
 
     async def __call__(self) -> list[tuple[str | None, int, str]]:
         """What one more look reports."""
@@ -203,7 +209,7 @@ class Look:
 @asynccontextmanager
 async def looking(cli: Cli) -> AsyncIterator[Look]:
     async with cli._opened() as store:
-        yield Look(StreamAudit if isinstance(store, JetStreamStore) else DirectoryAudit, store)
+        yield Look(store)
 
 
 async def test_each_violation_is_reported_once_whatever_is_kept(
@@ -229,7 +235,7 @@ async def test_what_is_kept_is_bounded_and_ended_runs_are_dropped(cli: Cli) -> N
     await cli.run("c1", "clock")
     async with looking(cli) as look:
         await look()
-        kept = look.audit._kept
+        kept = look.first._kept
         assert kept.take(RunId("c1")) is None
         audit = kept.take(RunId("d1"))
         assert isinstance(audit, RunAudit) and kept._weight == 0
@@ -284,7 +290,7 @@ async def test_a_stream_that_ends_before_what_was_read_of_it_is_found(
     async with looking(on_jetstream) as look:
         await look()
         records = len(await on_jetstream.entries("g1"))
-        journals = look.audit._store.journals
+        journals = look.first._journals
         end = await journals.end()
 
         async def shorter() -> StreamEnd:
@@ -312,12 +318,12 @@ async def test_a_stream_that_was_made_anew_is_found_and_audited_from_its_first_r
         await provision(str(on_jetstream.store), namespace=on_jetstream.namespace)
         for run in ("g2", "g3"):
             await on_jetstream.run(run, "clock")
-        seen = look.audit.seen
+        seen = look.first.seen
         assert await look() == [(None, 0, "lost")]
-        assert (look.audit.seen > seen, look.audit.runs) == (True, 3)
+        assert (look.first.seen > seen, look.audit.runs) == (True, 3)
         assert await look() == []
 
 
 async def test_a_store_without_a_run_has_nothing_to_audit(tmp_path: Path) -> None:
-    look = Look(DirectoryAudit, FileStore(tmp_path / "none"))
+    look = Look(FileStore(tmp_path / "none"))
     assert (await look(), look.audit.runs) == ([], 0)

@@ -76,10 +76,12 @@ class ModelServer:
         self._numbers += 1
         return self._numbers
 
-    def provision(self, namespace: str = "runfold") -> None:
+    def provision(self, namespace: str = "runfold", shards: int = 1) -> None:
         """What `journal.stores.provision` makes, in no time."""
+        for shard in range(shards):
+            wanted = jetstream_streams.stream_config(namespace, 1, shard, shards)
+            self.add_stream(streams.full_config(wanted))
         for config in (
-            jetstream_streams.stream_config,
             jetstream_streams.tasks_config,
             jetstream_streams.signals_config,
             jetstream_streams.rejected_config,
