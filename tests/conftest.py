@@ -1,6 +1,9 @@
-"""The order of the whole suite."""
+"""The order of the whole suite; and over how many journal streams it runs."""
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,18 @@ LONG = (
     "test_bench.py",
 )
 """Files that take a minute or more: begun last, one would have a process to itself."""
+
+
+SHARDS = int(os.environ.get("RUNFOLD_TEST_SHARDS", "1"))
+"""Where a test asks for no number: tests that name a stream, or count them, are for one."""
+
+if SHARDS > 1:
+    from journal.stores import provision, stream_lookup
+
+    def shards_to_make(namespace: str, there: Any, asked: int | None) -> int:
+        return stream_lookup.shards_to_make(namespace, there, asked or SHARDS)
+
+    provision.shards_to_make = shards_to_make
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
