@@ -17,8 +17,10 @@ from kit.simulated.server import ModelServer
 from msgspec import Struct
 
 from journal.codec import Entry, decode
-from journal.ids import RunId, from_subject_token
+from journal.ids import RunId, from_subject_token, subject_token
 from journal.records import Record, StepStarted
+from journal.shards import shard_of
+from journal.stores.jetstream_streams import stream_name, subject_prefix
 from worker.tools import ToolCall
 
 from .agents import AGENTS, NEEDS, Here
@@ -33,7 +35,9 @@ from .trace import Trace
 from .wire import Http
 
 NAMESPACE: Final = "runfold"
-JOURNAL: Final = "RUNFOLD_JOURNAL_0"
+SHARDS: Final = 4
+"""Journal streams of every fifth schedule; the others have one."""
+
 QUIET_S: Final = 150.0
 """After the last fault the world comes to rest within this, in virtual seconds: above a read's and
 an append's budget, a sweep of every worker and the time limits of calls, one after another."""
@@ -72,7 +76,8 @@ class World:
             now=lambda: EPOCH_NS + int((loop.time() - START_S) * 1e9),
             rng=random.Random(f"server {plan.seed}"),
         )
-        self.server.provision(NAMESPACE)
+        self.shards = SHARDS if plan.seed % 5 == 4 else 1
+        self.server.provision(NAMESPACE, self.shards)
         loop.outside = OUTSIDE
         lots = random.Random(f"chaos {plan.seed}")
         self.chaos = Chaos(plan.odds, lots, self.injected, trace)
@@ -261,11 +266,11 @@ class World:
     # ---- looking at the server ------------------------------------------------------------------
 
     def runs(self) -> list[RunId]:
-        """Of which there is a journal, in the order of their starts."""
-        prefix = f"{NAMESPACE}.journal.0."
+        """Of which there is a journal, stream by stream in the order of their starts."""
         return [
-            from_subject_token(subject.removeprefix(prefix))
-            for subject in self.server.streams[JOURNAL].by_subject
+            from_subject_token(subject.removeprefix(subject_prefix(NAMESPACE, shard)))
+            for shard in range(self.shards)
+            for subject in self.server.streams[stream_name(NAMESPACE, shard)].by_subject
         ]
 
     def status(self, run: str) -> str:
@@ -300,6 +305,6 @@ class World:
         return self._refused
 
     def _messages(self, run: str) -> list[Any]:
-        stream = self.server.streams[JOURNAL]
-        subject = f"{NAMESPACE}.journal.0.{run.replace('.', '~')}"
-        return stream.by_subject[subject]
+        shard = shard_of(RunId(run), self.shards)
+        stream = self.server.streams[stream_name(NAMESPACE, shard)]
+        return stream.by_subject[subject_prefix(NAMESPACE, shard) + subject_token(RunId(run))]
