@@ -15,11 +15,12 @@ from journal.errors import NotProvisioned, PermissionDenied, RunfoldError
 from journal.escape import visible
 from journal.ids import RunId
 from journal.stores.jetstream import JetStreamStore
+from journal.stores.jetstream_raw import RawJournals
 
 log = logging.getLogger("runfold")
 
 PROBE_S: Final = 2.0
-"""Five small questions so often."""
+"""A small question to each stream so often."""
 
 ANSWER_S: Final = 5.0
 """An election takes less."""
@@ -39,7 +40,7 @@ class Pulse:
         self._store = store
         self._problems: dict[str, str] = {}
         self._questions: dict[str, Callable[[], Awaitable[Any]]] = {
-            "the journal": lambda: store.load(NO_RUN),
+            **{_called(journals, store): journals.probe for journals in store.journals},
             "the stream of tasks": lambda: store.tasks.holds(NO_RUN, NO_RUN),
             "the stream of signals": store.signals.backlog,
         }
@@ -73,6 +74,10 @@ class Pulse:
             self._problems[what] = f"{what} can't be read: {why}"
         else:
             self._problems.pop(what, None)
+
+
+def _called(journals: RawJournals, store: JetStreamStore) -> str:
+    return "the journal" if len(store.journals) == 1 else f"journal stream {journals.stream}"
 
 
 class HealthLog:

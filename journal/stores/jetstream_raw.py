@@ -49,6 +49,11 @@ class RawJournals:
         self._prefix = prefix
         self._owns = owns
 
+    async def probe(self) -> None:
+        """Its leader answers a small question, about a run that never is: no id begins so."""
+        patience = Patience(f"stream {self.stream} could not be read")
+        await self._reader.last(f"{self._prefix}_health", patience)
+
     async def of(self, run_id: RunId, after: int) -> AsyncGenerator[Sequence[RawRecord], None]:
         """The run's records behind sequence `after`, in pages, up to a tail that was current
         during the call. A purge meanwhile leaves a gap before its tombstone."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kit.bridge import Site, bridge_on
 from kit.guarded import Guarded, environ, guarded_server
+from kit.raw_client import ask
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
@@ -89,6 +90,24 @@ async def test_a_bridge_that_stops_says_nothing_of_its_health(
 
 
 # ---- permissions --------------------------------------------------------------------------------
+
+
+async def test_each_of_several_journal_streams_is_looked_at(
+    nats_server: NatsServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "PROBE_S", 0.2)
+    await provision(nats_server.url, namespace=namespace, shards=3)
+    stream = f"{namespace.upper()}_JOURNAL_2"
+    async with bridge_on(nats_server.url, namespace) as site:
+        assert await health(site) == []
+        await ask(nats_server.url, f"$JS.API.STREAM.DELETE.{stream}")
+
+        async def red() -> bool:
+            return any(
+                f"journal stream {stream} can't be read" in one for one in await health(site)
+            )
+
+        await eventually(red)
 
 
 @pytest.fixture
