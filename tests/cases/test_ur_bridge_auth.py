@@ -201,7 +201,7 @@ async def test_ur70_a_worker_cannot_approve_its_own_call(house: House) -> None:
 async def guarded(folder: Path) -> AsyncGenerator[NatsServer]:
     """The server of deploy/nats, with its roles; the password of each is its name."""
     shutil.copytree(ROLES, folder)
-    roles = ("worker", "bridge", "ops", "alice", "auditor", "admin", "sys")
+    roles = ("worker", "bridge", "ops", "alice", "auditor", "keeper", "admin", "sys")
     with pytest.MonkeyPatch.context() as patch:
         for role in roles:
             patch.setenv(f"RUNFOLD_{role.upper()}_PASSWORD", role)

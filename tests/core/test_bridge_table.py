@@ -96,6 +96,7 @@ NOT_OF_A_DOOR = {
     "store_locked",
     "concurrent_use",
     "step_failed",
+    "shards_fixed",
 }
 """What only a holder of a run, or a directory, raises."""
 

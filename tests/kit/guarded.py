@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
-from collections.abc import AsyncGenerator, Sequence
+import subprocess
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nats
+import pytest
 from kit.raw_client import ask
 from kit.servers import Cluster, NatsServer
+from kit.servers import _free_ports as free_ports
 from kit.waiting import eventually
 
 from bridge.nats_api import NatsApi
@@ -23,8 +25,10 @@ from worker.agent import Agent
 from worker.service import Worker
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "nats"
-ROLES = ("worker", "bridge", "ops", "alice", "auditor", "admin")
-STREAMS = ("JOURNAL_0", "TASKS", "SIGNALS", "REJECTED")
+ROLES = ("worker", "bridge", "ops", "alice", "auditor", "keeper", "admin")
+SHARDS = 4
+JOURNALS = tuple(f"JOURNAL_{shard}" for shard in range(SHARDS))
+STREAMS = (*JOURNALS, "TASKS", "SIGNALS", "REJECTED")
 WAIT_S = 15.0
 
 
@@ -38,21 +42,77 @@ def environ(folder: Path) -> dict[str, str]:
     return found | {"RUNFOLD_NATS_DATA": str(folder / "data")}
 
 
-async def guarded_server(folder: Path) -> NatsServer:
-    """server.conf as it stands. The environment must be there."""
-    for conf in DEPLOY.glob("*.conf"):
-        shutil.copy(conf, folder)
+def copied(folder: Path, edits: Mapping[str, str]) -> None:
+    """The files of deploy/nats; each edit must meet something."""
+    folder.mkdir(exist_ok=True)
+    texts = {conf.name: conf.read_text() for conf in DEPLOY.glob("*.conf")}
+    for old, new in edits.items():
+        assert any(old in text for text in texts.values()), old
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+
+
+async def guarded_server(
+    folder: Path, *, edits: Mapping[str, str] | None = None, below: str = ""
+) -> NatsServer:
+    """server.conf as it stands, but for the edits, included in a file with what is to be `below`
+    it. The environment must be there."""
+    copied(folder, edits or {})
+    return await _launched(folder, "server.conf", below)
+
+
+async def _launched(folder: Path, main: str, below: str = "") -> NatsServer:
     server = NatsServer(folder)
-    (folder / "nats-server.conf").write_text('include "server.conf"\n')
+    (folder / "nats-server.conf").write_text(
+        f'include "{main}"\nlogfile: "nats-server.log"\n{below}\n'
+    )
     await server._launch()
     return server
 
 
-async def guarded_cluster(folder: Path) -> Cluster:
-    """Three of them, with roles.conf as it stands."""
-    cluster = Cluster({})
-    await cluster._launch(folder, fsync=False, extra_conf=(DEPLOY / "roles.conf").read_text())
+WITH_TLS = {'# include "tls.conf"': 'include "tls.conf"'}
+ROUTES_PASSWORD = "secret-of-routes"
+
+
+def certificates(folder: Path, *names: str) -> dict[str, str]:
+    """Made by make-certs.sh; what the configuration takes from the environment of nats-server."""
+    made = ["sh", str(DEPLOY / "make-certs.sh"), str(folder), *names]
+    subprocess.run(made, check=True, capture_output=True)
+    files = {"CERT": "server.pem", "KEY": "server-key.pem", "CA": "ca.pem"}
+    return {f"RUNFOLD_TLS_{name}": str(folder / file) for name, file in files.items()}
+
+
+async def guarded_cluster(folder: Path, patch: pytest.MonkeyPatch) -> Cluster:
+    """Three of cluster.conf, each with a port of its own and the name n<i>; with TLS. Sets the
+    environment, also for clients."""
+    for name, value in (environ(folder) | certificates(folder / "certs")).items():
+        patch.setenv(name, value)
+    patch.setenv("SSL_CERT_FILE", str(folder / "certs" / "ca.pem"))
+    patch.setenv("RUNFOLD_ROUTES_PASSWORD", ROUTES_PASSWORD)
+    ports = free_ports(3)
+    routes = [f"nats://routes:{ROUTES_PASSWORD}@127.0.0.1:{port}" for port in ports]
+    patch.setenv("RUNFOLD_NATS_ROUTES", json.dumps(routes))
+    servers: dict[str, NatsServer] = {}
+    cluster = Cluster(servers)
+    try:
+        for number, port in enumerate(ports, 1):
+            servers[f"n{number}"] = await cluster_node(folder, f"n{number}", port, patch)
+    except BaseException:
+        await cluster.stop()
+        raise
     return cluster
+
+
+async def cluster_node(
+    folder: Path, name: str, port: int, patch: pytest.MonkeyPatch, *, tls: bool = True
+) -> NatsServer:
+    """One more, with what the environment has."""
+    patch.setenv("RUNFOLD_NATS_NAME", name)
+    patch.setenv("RUNFOLD_NATS_DATA", str(folder / name / "data"))
+    listen = {"0.0.0.0:6222": f"127.0.0.1:{port}"}
+    copied(folder / name, listen | WITH_TLS if tls else listen)
+    return await _launched(folder / name, "cluster.conf")
 
 
 class Guarded:
@@ -124,11 +184,14 @@ class Guarded:
         await task
 
     async def state(self) -> Any:
-        """Of all streams: how many messages, and their settings."""
+        """Of all streams (there are SHARDS journals): how many messages, the last one's sequence,
+        and their settings."""
+        listed = await ask(self.url("admin"), "$JS.API.STREAM.LIST")
         found: dict[str, Any] = {}
-        for name in STREAMS:
-            info = await ask(self.url("admin"), f"$JS.API.STREAM.INFO.RUNFOLD_{name}")
+        for info in listed["streams"]:
+            name = info["config"]["name"].removeprefix("RUNFOLD_")
             found[name] = (info["state"]["messages"], info["state"]["last_seq"], info["config"])
+        assert sorted(found) == sorted(STREAMS)
         return found
 
 
@@ -148,11 +211,11 @@ class Plain:
         await self.client.publish(subject, payload, reply=reply, **rest)
         await self.client.flush()
 
-    async def denied(self, subject: str, payload: Any = b"", **headers: str) -> None:
+    async def denied(self, subject: str, payload: Any = b"", reply: str = "") -> None:
         """The server says so. nats-py passes its text on in small letters; what is asked of
         JetStream has the name that the account gives it."""
         data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-        await self.client.publish(subject, data, headers=headers or None)
+        await self.client.publish(subject, data, reply=reply)
         named = f"streams.{subject}" if subject.startswith("$JS.API.") else subject
         await self._said(f'publish to "{named.lower()}"', subject)
 

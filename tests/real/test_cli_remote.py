@@ -342,7 +342,7 @@ async def test_a_lost_answer_is_asked_for_again_and_nothing_happens_twice(site: 
 # -- by NATS, as a user of deploy/nats ------------------------------------------------------------
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "nats"
-ROLES = ("worker", "bridge", "ops", "alice", "auditor", "admin")
+ROLES = ("worker", "bridge", "ops", "alice", "auditor", "keeper", "admin")
 
 
 @pytest.fixture(scope="module")
