@@ -329,7 +329,11 @@ def test_nats_syncs_every_write_and_stops_before_its_volume_is_full():
     """The values for NATS' own chart: the chart isn't here, so what matters is read from them."""
     values = yaml.safe_load((KUBERNETES / "nats-values.yaml").read_text())
     config = values["config"]
-    assert config["cluster"] == {"enabled": True, "replicas": 3}
+    assert config["cluster"] == {
+        "enabled": True,
+        "replicas": 3,
+        "merge": {"ping_interval": "5s", "ping_max": 2},
+    }
     assert config["jetstream"]["merge"] == {"sync_interval": "always"}
     store = config["jetstream"]["fileStore"]
     size, kept = (int(text.removesuffix("Gi")) for text in (store["pvc"]["size"], store["maxSize"]))

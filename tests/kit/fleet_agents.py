@@ -214,9 +214,18 @@ async def parker(ctx: Context) -> Next:
     return Continue(state=told + len(placed), until_input=True)
 
 
+@turn("parent")
+async def parent(ctx: Context) -> Next:
+    """Waits for its child `kid`, a waiter."""
+    child = await ctx.spawn("waiter", None, name="kid")
+    if ctx.load_checkpoint() is None:
+        return Continue(state=1, until_child=child)
+    return Complete(await ctx.child(child))
+
+
 AGENTS = {
     agent.name: agent
-    for agent in (roller, reader, writer, desk, asker, waiter, sleeper, quick, parker)
+    for agent in (roller, reader, writer, desk, asker, waiter, sleeper, quick, parker, parent)
 }
 
 
