@@ -10,7 +10,6 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from . import ids
-from .errors import StaleSignal
 from .fold import Fold
 from .ids import RunId
 from .inputs import (
@@ -23,7 +22,7 @@ from .inputs import (
 )
 from .log import Log
 from .messages import JSON
-from .records import Input, InputWithdrawn, RunPurged, RunStarted
+from .records import Input, InputWithdrawn, RunStarted
 from .signal_rules import Append, Repeated, decide_signal
 from .signals import AnySignal, given_request_id, parse_signal
 from .steps import decide_start, input_digest
@@ -223,32 +222,7 @@ async def withdraw(
 async def state(store: Store, run_id: str) -> RunState:
     """The run as it is now. Raises RunNotFound, JournalDamaged."""
     journal = await Log.read(store, run_id)
-    if journal.fold.started is None:
+    if journal.gone:
         journal.check_runnable()
     held = await store.holder(journal.run_id) is not None
     return run_state(journal.fold, held=held, now=instant_text(datetime.now(UTC)))
-
-
-async def purge(store: Store, run_id: str, *, by: str = "library") -> None:
-    """Remove a finished run's journal; a tombstone stays and the id stays used (R10).
-
-    The tombstone is appended by compare-and-swap, then what is before it is removed; after a crash
-    between the two, call it again. Raises RunNotFound; StaleSignal where the run has not ended.
-    """
-    journal = await Log.read(store, run_id, by=by)
-    if journal.fold.purged is None:
-        journal.check_runnable()
-        await journal.append(_tombstone)
-    await store.trim(journal.run_id, before=journal.tail)
-
-
-def _tombstone(fold: Fold) -> RunPurged | None:
-    if fold.purged is not None:
-        return None
-    assert fold.started is not None
-    if fold.end is None:
-        run = fold.started.run
-        raise StaleSignal(
-            f"run {run} is {fold.status()}; only finished runs are purged", run_id=run
-        )
-    return RunPurged()

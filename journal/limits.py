@@ -45,6 +45,10 @@ APPEND_TRY_S = 3.0
 APPEND_BUDGET_S = 30.0
 """NATS.md: R3 elections take 4-9 s; a try 2-3 s, the whole append 30 s."""
 
+RESULT_PATIENCE_S = 3600.0
+"""A write that happened: its result is nowhere but in its worker, and lost it is a question to a
+person. So it is tried for as long as an outage of the store may take to be mended."""
+
 LOCK_WAIT_S = 10.0
 """An append holds the file's lock for one write and fsync; longer means something is stuck."""
 
@@ -118,6 +122,17 @@ PROGRESS_BYTES_MAX = 64 * 1024
 SWEEP_S = 30.0
 SWEEP_RUNS = 100
 """Each sweep re-dispatches at most this many runs."""
+
+RETENTION_S = 30 * 86400.0
+"""A finished run's journal is kept for so long (R15)."""
+
+RETENTION_MAX_S = 100 * 365 * 86400.0
+"""What can be taken off a date."""
+
+RETAIN_S = 300.0
+RETAIN_RUNS = 100
+"""A pass over finished runs looks at so many of those whose time is over; one that found as many
+goes on after the time of a sweep."""
 
 REVISIT_S = 5.0
 """A run that this worker may not take is offered again after this."""

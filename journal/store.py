@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Literal, Protocol, TypeAlias
@@ -66,6 +66,14 @@ class RawRecord(Struct, frozen=True):
     flaw: Literal["", "torn", "cut"] = ""
 
 
+class Stamp(Struct, frozen=True):
+    """By the store's own clock, no writer's: when a run's last record was stored, and what time it
+    is now."""
+
+    stored: datetime
+    now: datetime
+
+
 Held: TypeAlias = Callable[[RunId, int], bool | None]
 """Does this process hold the run under the claim with this n?"""
 
@@ -120,6 +128,25 @@ class Store(Protocol):
 
     def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
         """Ids of all runs with a journal, purged ones too, in the order of their text."""
+        ...
+
+    def stored(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Sequence[RawRecord], None]:
+        """The run's records behind the token `after` as they stand, undecoded, in pages."""
+        ...
+
+    async def stamp(self, run_id: RunId) -> Stamp:
+        """Not before any record that was read of the run before; now, where it has none."""
+        ...
+
+    def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
+        """Runs that may be to purge, in the order of their ids: as far as can be told without
+        reading them, they ended with one of these statuses so long ago, or have a tombstone with
+        records before it. To read them tells."""
+        ...
+
+    async def check_trim(self) -> None:
+        """Raises PermissionDenied where `trim` would: before a tombstone that would hide a run and
+        free nothing."""
         ...
 
     async def trim(self, run_id: RunId, *, before: int) -> None:

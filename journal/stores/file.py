@@ -35,7 +35,8 @@ from ..errors import (
 from ..ids import RunId
 from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
 from ..observing import UNOBSERVED, Observer
-from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord
+from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord, Stamp
+from . import file_purge
 from .file_check import inspect_directory
 from .file_raw import SUFFIX, Lines, Mark, marks
 from .run_lock import RunLock, holder_of
@@ -123,6 +124,22 @@ class FileStore:
             if after is None or run_id > after:
                 yield run_id
 
+    async def stamp(self, run_id: RunId) -> Stamp:
+        """When the file was changed last: by the clock that the process here has, too."""
+        with _errors(run_id, self.path(run_id)):
+            return await self._in_thread(file_purge.stamp_of, self.path(run_id))
+
+    async def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
+        """All files that were not changed for so long: what they hold is not looked at."""
+        with _errors(None, self.directory):
+            found = await self._in_thread(file_purge.to_purge, self.directory, age_s)
+        for run_id in found:
+            yield run_id
+
+    async def check_trim(self) -> None:
+        with _errors(None, self.directory):
+            await self._in_thread(file_purge.check_writable, self.directory)
+
     async def trim(self, run_id: RunId, *, before: int) -> None:
         await self._in_thread(self._trim, run_id, before)
 
@@ -163,6 +180,8 @@ class FileStore:
                 with path.open("rb") as file:
                     _share(file.fileno(), path)
                     size = os.fstat(file.fileno()).st_size
+                    if after and file_purge.trimmed_since(file.fileno(), after):
+                        after = 0  # the tombstone is what was appended since
                     file.seek(after)
                     data = file.read()
             except FileNotFoundError:
@@ -209,7 +228,7 @@ class FileStore:
                 return Conflict()
             with _locked(path, create=expected == 0) as fd:
                 size = os.fstat(fd).st_size
-                if size < expected or not _ends_a_record(fd, expected):
+                if size < expected or not file_purge.ends_a_record(fd, expected):
                     return Conflict()
                 if size > expected:
                     behind = os.pread(fd, size - expected, expected)
@@ -224,7 +243,7 @@ class FileStore:
                         size - expected,
                     )
                 if expected == 0:  # before the line: a synced line must not hang on a lost entry
-                    _sync_directory(self.directory)
+                    file_purge.sync_directory(self.directory)
                 _write_line(fd, raw, expected)
         return Appended(expected + len(raw) + 1)
 
@@ -245,17 +264,7 @@ class FileStore:
     def _trim(self, run_id: RunId, before: int) -> None:
         path = self.path(run_id)
         with _errors(run_id, path), _locked(path, create=False) as fd:
-            data = os.pread(fd, os.fstat(fd).st_size, 0)
-            if len(data) < before:
-                return  # trimmed before: its tokens were other ones
-            start = data.rfind(b"\n", 0, before - 1) + 1
-            fresh = path.with_suffix(".trim")
-            with fresh.open("wb") as file:
-                file.write(data[start:])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
-            _sync_directory(self.directory)
+            file_purge.trim_file(fd, path, before)
 
 
 def _lines(path: Path, after: int) -> Lines | None:
@@ -287,12 +296,6 @@ def _check_torn(run_id: RunId, path: Path, torn: bytes) -> None:
         )
 
 
-def _ends_a_record(fd: int, expected: int) -> bool:
-    """A token is the offset behind a record, or 0. One of a file that was replaced meanwhile
-    (trimmed, restored) may be any offset: nothing is written into a line."""
-    return expected == 0 or (expected > 1 and os.pread(fd, 2, expected - 2) == b"}\n")
-
-
 def _write_line(fd: int, raw: bytes, expected: int) -> None:
     """Write and sync one line at the end. On failure what was written is cut off again: it was not
     acknowledged, and a page that failed to sync must not be read back as if it were stored."""
@@ -311,15 +314,7 @@ def _make(directory: Path) -> None:
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        file_purge.sync_directory(path.parent)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -70,18 +71,22 @@ class Lines:
 
 def marks(directory: Path) -> dict[RunId, Mark]:
     """The journals in a directory; none where there is no directory. Blocks."""
-    found: dict[RunId, Mark] = {}
+    return {run: mark for _, run, mark in marks_of(directory)}
+
+
+def marks_of(directory: Path) -> Iterator[tuple[Path, RunId, Mark]]:
+    """With their paths. Blocks."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
-        return found
+        return
     for name in names:
         run = _run_of(name)
         if run is not None:
+            path = directory / name
             with suppress(FileNotFoundError):  # removed since
-                told = os.stat(directory / name)
-                found[run] = Mark(told.st_size, told.st_ino, told.st_mtime_ns)
-    return found
+                told = os.stat(path)
+                yield path, run, Mark(told.st_size, told.st_ino, told.st_mtime_ns)
 
 
 def _run_of(name: str) -> RunId | None:

@@ -20,7 +20,7 @@ from ..ids import namespace as check_namespace
 from ..limits import APPEND_TRY_S, ASK_TRY_S
 from ..observing import UNOBSERVED, Observer
 from ..shards import shard_of
-from ..store import AppendAnswer, Held, Loaded, RawRecord, Unknown
+from ..store import AppendAnswer, Held, Loaded, RawRecord, Stamp, Unknown
 from .jetstream_answers import read_ack
 from .jetstream_headers import COMMIT, EXPECTED, RECORD_TYPE, RUN_STATUS, SELF, TRACE
 from .jetstream_hints import Hints
@@ -207,10 +207,22 @@ class JetStreamStore:
     async def heads(
         self, *, status: frozenset[str] | None = None
     ) -> AsyncIterator[tuple[RunId, str | None]]:
-        """Runs in the order of their ids, with the status word of their last record; None where it
-        has none (`load` then tells). `status`: only those, and those without a word."""
+        """Runs in the order of their ids, with the status word of their last record: `purged` of a
+        tombstone; None where it has none (`load` then tells). `status`: only those, and those
+        without a word."""
         async for head in merged([shard.listing.heads(status) for shard in self._shards]):
             yield head
+
+    async def stamp(self, run_id: RunId) -> Stamp:
+        return await self._shard(run_id).stamp(run_id)
+
+    async def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
+        async for run_id in merged([shard.ended(age_s, statuses) for shard in self._shards]):
+            yield run_id
+
+    async def check_trim(self) -> None:
+        for shard in self._shards:
+            await shard.check_trim()
 
     async def trim(self, run_id: RunId, *, before: int) -> None:
         await self._shard(run_id).trim(run_id, before)

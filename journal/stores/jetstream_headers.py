@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import cast, get_args
 
 from ..codec import Damage, decode
 from ..records import Status
 from ..store import RawRecord
 from ..summary import is_restart_point
+from ..waits import parse_instant
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 RECORD_TYPE = "Runfold-Type"
@@ -21,6 +23,13 @@ COMMIT = "Runfold-Commit"
 TRACE = "traceparent"
 SELF = "self"
 """In place of a sequence: this record is the commit to restart at."""
+
+TIME = "Nats-Time-Stamp"
+"""The server's, in what it answers; nats-server 2.15.1 puts its own in place of a message's."""
+
+PURGED_TYPE = "run.purged"
+PURGED = "purged"
+"""What listings say of a tombstone in place of a status: the run it left has none any more."""
 
 NOT_OURS = "published without the sequence it follows: not by Runfold"
 _STATUSES = frozenset(get_args(Status))
@@ -31,6 +40,14 @@ def status_of(headers: Mapping[str, str]) -> Status | None:
     """None where there is none, or a word that is no status."""
     status = headers.get(RUN_STATUS)
     return cast("Status", status) if status in _STATUSES else None
+
+
+def server_time(text: str) -> datetime | None:
+    """None for what is no instant."""
+    try:
+        return parse_instant(text)
+    except ValueError:
+        return None
 
 
 def commit_of(headers: Mapping[str, str]) -> int:

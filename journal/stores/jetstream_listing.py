@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from ..errors import InvalidId
 from ..ids import RunId, from_subject_token, subject_token
 from ..limits import READ_BUDGET_S, READ_TRY_S
 from .jetstream_answers import ApiError
-from .jetstream_headers import RUN_STATUS
+from .jetstream_headers import PURGED, PURGED_TYPE, RECORD_TYPE, RUN_STATUS, TIME, server_time
 from .jetstream_read import Patience, Reader, api_answer, raise_if_gone
 from .nats_connection import Connection
 from .nats_waiting import STATUS, NoReply, Reply
@@ -37,6 +38,15 @@ class _Page(Struct, frozen=True):
 _page = msgspec.json.Decoder(_Page)
 _encode = msgspec.json.Encoder().encode
 
+
+class Head(Struct, frozen=True):
+    """What a run's last message tells: the status word it left, `purged` of a tombstone, None where
+    it has none; and when the server stored it."""
+
+    word: str | None
+    stored: datetime | None
+
+
 Item = TypeVar("Item", bound=RunId | tuple[RunId, Any])
 
 
@@ -54,14 +64,14 @@ class Listing:
 
     async def runs(self) -> AsyncGenerator[RunId, None]:
         """As the stream has them now, in order of their text."""
-        for run_id in await self._all():
+        for run_id in sorted(await self._all()):
             yield run_id
 
-    async def _all(self) -> list[RunId]:
-        """Every run with a message. Ids sort unlike their subjects (`.` is `~` there), so all pages
-        come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
+    async def _all(self) -> dict[RunId, int]:
+        """Every run with a message, and how many it has. Ids sort unlike their subjects (`.` is
+        `~` there), so all pages come first; nats-server 2.15.1 sends 100 000 a page, sorted."""
         patience = Patience(f"the runs in stream {self._stream} could not be listed")
-        found: set[RunId] = set()
+        found: dict[RunId, int] = {}
         offset = 0
         while True:
             request = {"subjects_filter": f"{self._prefix}>", "offset": offset}
@@ -77,33 +87,49 @@ class Listing:
                 await patience.pause(str(page.error))
                 continue
             patience.renew()
-            for subject in page.state.subjects:
+            for subject, messages in page.state.subjects.items():
                 run_id = run_of(subject, self._owns)
                 if run_id is not None:
-                    found.add(run_id)
+                    found[run_id] = messages
             offset += len(page.state.subjects)
             if not page.state.subjects or offset >= page.total:
-                return sorted(found)
+                return found
 
     async def heads(
         self, status: frozenset[str] | None
     ) -> AsyncGenerator[tuple[RunId, str | None], None]:
-        run_ids = await self._all()
+        async for run_id, head in self._heads(sorted(await self._all())):
+            if status is None or head.word is None or head.word in status:
+                yield run_id, head.word
+
+    async def ended(
+        self, statuses: frozenset[str], before: datetime
+    ) -> AsyncGenerator[RunId, None]:
+        """Runs whose last message left one of these statuses, or tells none, and was stored before
+        the instant; and those with a tombstone that stands behind other messages."""
+        counts = await self._all()
+        async for run_id, head in self._heads(sorted(counts)):
+            if head.word == PURGED:
+                wanted = counts[run_id] > 1
+            else:
+                old = head.stored is None or head.stored <= before
+                wanted = old and (head.word is None or head.word in statuses)
+            if wanted:
+                yield run_id
+
+    async def _heads(self, run_ids: Sequence[RunId]) -> AsyncGenerator[tuple[RunId, Head], None]:
         for start in range(0, len(run_ids), HEADS_PAGE):
             page = run_ids[start : start + HEADS_PAGE]
             found = await self._page(page)
             for run_id in page:
-                if run_id not in found:  # its journal was removed meanwhile
-                    continue
-                word = found[run_id]
-                if status is None or word is None or word in status:
-                    yield run_id, word
+                if run_id in found:  # else its journal was removed meanwhile
+                    yield run_id, found[run_id]
 
-    async def _page(self, run_ids: Sequence[RunId]) -> dict[RunId, str | None]:
+    async def _page(self, run_ids: Sequence[RunId]) -> dict[RunId, Head]:
         """A follower may answer, from a moment ago. What does not come is asked for again."""
         patience = Patience(f"the runs in stream {self._stream} could not be listed")
         by_subject = {self._prefix + subject_token(run_id): run_id for run_id in run_ids}
-        found: dict[RunId, str | None] = {}
+        found: dict[RunId, Head] = {}
         while by_subject:
             complete = False
 
@@ -115,7 +141,7 @@ class Listing:
                     return True
                 run_id = by_subject.pop(headers.get("Nats-Subject", ""), None)
                 if run_id is not None:
-                    found[run_id] = headers.get(RUN_STATUS)
+                    found[run_id] = _head(headers)
                 return False
 
             request = _encode({"multi_last": list(by_subject)})
@@ -127,13 +153,18 @@ class Listing:
                 for subject, run_id in by_subject.items():
                     last = await self._reader.last(subject, patience)
                     if last is not None:
-                        found[run_id] = last.headers.get(RUN_STATUS)
+                        found[run_id] = _head(last.headers)
                 return found
             if len(found) > before:
                 patience.renew()
             if by_subject:
                 await patience.pause("some did not come")
         return found
+
+
+def _head(headers: Mapping[str, str]) -> Head:
+    word = PURGED if headers.get(RECORD_TYPE) == PURGED_TYPE else headers.get(RUN_STATUS)
+    return Head(word, server_time(headers.get(TIME, "")))
 
 
 async def merged(listings: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:

@@ -27,7 +27,7 @@ from ..limits import (
 from ..records import RunPurged
 from ..store import Loaded
 from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError
-from .jetstream_headers import EXPECTED, NOT_OURS, TRACE, commit_of, status_of
+from .jetstream_headers import EXPECTED, NOT_OURS, TIME, TRACE, commit_of, status_of
 from .nats_connection import Connection
 from .nats_waiting import STATUS, NoReply, Reply
 
@@ -39,6 +39,7 @@ class _Message(Struct, frozen=True):
     subject: str = ""
     data: bytes = b""  # absent for an empty payload
     hdrs: bytes = b""
+    time: str = ""
 
 
 class _MessageAnswer(Struct, frozen=True):
@@ -230,7 +231,9 @@ class Reader:
         answer = api_answer(_message, reply)
         if answer.message is not None:
             message = answer.message
-            return Stored(message.seq, message.subject, message.data, _headers(message.hdrs))
+            headers = _headers(message.hdrs)
+            headers[TIME] = message.time  # as in a direct get
+            return Stored(message.seq, message.subject, message.data, headers)
         error = answer.error or ApiError()
         if error.err_code == MESSAGE_NOT_FOUND:
             return None

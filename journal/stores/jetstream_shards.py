@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from datetime import datetime, timedelta
+
 import msgspec
 from msgspec import Struct
 
 from ..ids import RunId, subject_token
-from ..limits import APPEND_TRY_S
+from ..limits import APPEND_TRY_S, READ_TRY_S
 from ..shards import shard_of
+from ..store import Stamp
 from .jetstream_answers import ApiError
+from .jetstream_headers import TIME, server_time
 from .jetstream_listing import Listing
 from .jetstream_raw import RawJournals
 from .jetstream_read import Patience, Reader, api_answer, raise_if_gone
@@ -22,6 +27,14 @@ class _Purged(Struct, frozen=True):
     error: ApiError | None = None
 
 
+class _Clock(Struct, frozen=True):
+    """Of STREAM.INFO: the time on the server's clock as it answered."""
+
+    ts: str = ""
+    error: ApiError | None = None
+
+
+_clock = msgspec.json.Decoder(_Clock)
 _purged = msgspec.json.Decoder(_Purged)
 _encode = msgspec.json.Encoder().encode
 
@@ -43,10 +56,52 @@ class Shard:
     def subject(self, run_id: RunId) -> str:
         return self.prefix + subject_token(run_id)
 
+    # ---- purging ----------------------------------------------------------------------------
+
+    async def stamp(self, run_id: RunId) -> Stamp:
+        """When the run's last message was stored, and now, as the servers' clocks have it."""
+        patience = Patience(f"run {run_id} could not be looked up in stream {self.stream}")
+        last = await self.reader.last(self.subject(run_id), patience)
+        now = await self._now()
+        stored = server_time(last.headers.get(TIME, "")) if last is not None else None
+        return Stamp(stored or now, now)
+
+    async def ended(self, age_s: float, statuses: frozenset[str]) -> AsyncGenerator[RunId, None]:
+        """See Listing."""
+        before = await self._now() - timedelta(seconds=age_s)
+        async for run_id in self.listing.ended(statuses, before):
+            yield run_id
+
+    async def _now(self) -> datetime:
+        patience = Patience(f"stream {self.stream} could not be asked for the time")
+        while True:
+            reply = await self._connection.request(
+                f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout_s=READ_TRY_S
+            )
+            if isinstance(reply, NoReply):
+                await patience.pause(reply.cause)
+                continue
+            clock = api_answer(_clock, reply)
+            if clock.error is not None:
+                raise_if_gone(clock.error, self.stream)
+            now = server_time(clock.ts)
+            if now is not None:
+                return now
+            await patience.pause(str(clock.error or "it does not say"))
+
+    async def check_trim(self) -> None:
+        """A purge of nothing: of a subject that no run has, up to the first sequence."""
+        await self._purge(f"{self.prefix}~", 1, f"stream {self.stream} could not be asked to purge")
+
     async def trim(self, run_id: RunId, before: int) -> None:
-        # nats-server 2.15.1: a purge with `seq` keeps the message at that sequence.
-        request = _encode({"filter": self.subject(run_id), "seq": before})
-        patience = Patience(f"run {run_id} could not be trimmed")
+        # nats-server 2.15.1: a purge with `seq` keeps the message at that sequence. One that comes
+        # late takes nothing more: sequences only grow.
+        await self._purge(self.subject(run_id), before, f"run {run_id} could not be trimmed")
+
+    async def _purge(self, subject: str, before: int, problem: str) -> None:
+        assert before > 0  # 0 is no bound to the server: all of the subject would go
+        request = _encode({"filter": subject, "seq": before})
+        patience = Patience(problem)
         while True:
             reply = await self._connection.request(
                 f"$JS.API.STREAM.PURGE.{self.stream}", request, timeout_s=APPEND_TRY_S

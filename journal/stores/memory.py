@@ -5,9 +5,9 @@ Durable for as long as the object lives; several handles on one object see one a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 
 from ..claims import Answer
 from ..codec import Damage, Entry, decode
@@ -15,7 +15,7 @@ from ..errors import JournalDamaged, StoreLocked, TooLarge
 from ..ids import RunId
 from ..limits import RECORD_BYTES_MAX
 from ..observing import UNOBSERVED, Observer
-from ..store import AppendAnswer, Appended, Conflict, Held, Loaded
+from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord, Stamp
 
 
 class MemoryStore:
@@ -26,7 +26,12 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._journals: dict[RunId, dict[int, bytes]] = {}
+        self._stamps: dict[RunId, datetime] = {}
         self._held: set[RunId] = set()
+
+    def clock(self) -> datetime:
+        """The store's."""
+        return datetime.now(UTC)
 
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
         journal = self._journals.get(run_id, {})
@@ -68,12 +73,31 @@ class MemoryStore:
         if _tail(journal) != expected:
             return Conflict()
         journal[expected + 1] = entry.raw
+        self._stamps[run_id] = self.clock()
         return Appended(expected + 1)
 
     async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
         for run_id in sorted(self._journals):
             if self._journals[run_id] and (after is None or run_id > after):
                 yield run_id
+
+    async def stored(
+        self, run_id: RunId, *, after: int = 0
+    ) -> AsyncGenerator[Sequence[RawRecord], None]:
+        journal = self._journals.get(run_id, {})
+        yield [RawRecord(raw, position) for position, raw in journal.items() if position > after]
+
+    async def stamp(self, run_id: RunId) -> Stamp:
+        now = self.clock()
+        return Stamp(self._stamps.get(run_id, now), now)
+
+    async def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
+        """All: there are no headers."""
+        async for run_id in self.runs():
+            yield run_id
+
+    async def check_trim(self) -> None:
+        """Nothing is denied here."""
 
     async def trim(self, run_id: RunId, *, before: int) -> None:
         journal = self._journals.get(run_id, {})

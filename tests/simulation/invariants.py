@@ -276,7 +276,9 @@ def _order(world: World, run: str, records: list[Record]) -> Iterator[str]:
     if sequences != sorted(sequences):
         yield f"run {run}: {applied} were kept as {sequences}"
     for request in applied:
-        if len(kept.get(request, ())) == 1 and request in world.refused():
+        # What is delivered again behind a purge can't be told from what never came.
+        refused = request in world.refused() and not world.purged(run)
+        if len(kept.get(request, ())) == 1 and refused:
             yield f"run {run}: {request} was applied, and refused"
 
 

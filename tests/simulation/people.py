@@ -11,7 +11,7 @@ from kit.simulated.client import PROCESS as CLIENT_OF
 from msgspec import Struct
 
 from bridge.problems import STATUS_BY_CODE
-from journal.errors import RunfoldError, StoreUnavailable
+from journal.errors import InputMismatch, RunfoldError, StoreUnavailable
 from journal.fleet import Fleet
 from journal.inbox import FOR_PEOPLE, InboxItem
 from journal.stores.jetstream import JetStreamStore
@@ -121,6 +121,10 @@ class Person:
                 )
             except StoreUnavailable:
                 await asyncio.sleep(AGAIN_S)
+            except InputMismatch:
+                if not self.world.purged(run.run):
+                    raise
+                return
             else:
                 self.started.add(run.run)
                 self.world.trace.note("started", run.run)

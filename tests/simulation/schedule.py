@@ -15,12 +15,13 @@ from typing import Any
 from msgspec import Struct
 
 import journal.stores.nats_connection
-from journal.records import Claim
+from journal.records import Claim, RunPurged
 
 from . import patches
 from .invariants import violations
 from .loop import START_S, Deadlock, Restless, VirtualLoop
 from .plans import Plan, draw
+from .purgers import purge_violations
 from .trace import Trace
 from .world import Broken, World
 
@@ -38,16 +39,18 @@ class Outcome(Struct, kw_only=True):
     rested_s: float = 0.0
     callbacks: int = 0
     runs: int = 0
+    purged: int = 0
     records: int = 0
     takeovers: int = 0
     calls: int = 0
     injected: dict[str, int] = {}
 
 
-def play(seed: int, *, profile: str | None = None, show: bool = False) -> Outcome:
-    """Play the seed's schedule. `show`: print its trace."""
+def play(seed: int, *, profile: str | None = None, show: bool = False, purgers: int = 0) -> Outcome:
+    """Play the seed's schedule. `show`: print its trace. `purgers`: so many remove, besides, what
+    has ended."""
     with collecting_later():
-        return _played(seed, profile, show)
+        return _played(seed, profile, show, purgers)
 
 
 @contextmanager
@@ -68,13 +71,13 @@ def collecting_later() -> Iterator[None]:
         gc.enable()
 
 
-def _played(seed: int, profile: str | None, show: bool) -> Outcome:
+def _played(seed: int, profile: str | None, show: bool, purgers: int) -> Outcome:
     loop = VirtualLoop()
     trace = Trace(loop, show=show)
     plan = draw(seed, profile)
     wrong: list[str] = []
     with patches.deterministic(loop, seed), _quiet(loop, trace, show):
-        world = World(plan, loop, trace)
+        world = World(plan, loop, trace, purgers)
         journal.stores.nats_connection.Client, real = (  # type: ignore[misc]
             world.server.client,
             journal.stores.nats_connection.Client,
@@ -89,6 +92,7 @@ def _played(seed: int, profile: str | None, show: bool) -> Outcome:
         finally:
             journal.stores.nats_connection.Client = real  # type: ignore[misc]
         wrong += violations(world)
+        wrong += purge_violations(world)
         outcome = _outcome(world, wrong)
         _bury(world)
     return outcome
@@ -109,6 +113,7 @@ def _outcome(world: World, wrong: list[str]) -> Outcome:
         rested_s=world.rested_s,
         callbacks=world.loop.handles,
         runs=len(journals),
+        purged=sum(isinstance(records[-1], RunPurged) for records in journals),
         records=sum(len(records) for records in journals),
         takeovers=sum(max(0, count - 1) for count in claims),
         calls=world.calls.total(),

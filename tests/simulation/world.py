@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from journal.codec import Entry, decode
 from journal.ids import RunId, from_subject_token, subject_token
-from journal.records import Record, StepStarted
+from journal.records import Record, RunPurged, StepStarted
 from journal.shards import shard_of
 from journal.stores.jetstream_streams import stream_name, subject_prefix
 from worker.tools import ToolCall
@@ -30,6 +30,7 @@ from .members import Alone, BridgeProcess, Member, WorkerProcess
 from .patches import EPOCH_NS
 from .people import Person, Said
 from .plans import REMOTE, WINDOW_S, Plan
+from .purgers import PurgerProcess
 from .remote import RemoteWorker
 from .trace import Trace
 from .wire import Http
@@ -65,7 +66,7 @@ class World:
     """`calls`: calls of writes, by run and step; `effects` what came of them. `said`: what people
     said, with what they were answered. `injected`: faults by kind."""
 
-    def __init__(self, plan: Plan, loop: VirtualLoop, trace: Trace) -> None:
+    def __init__(self, plan: Plan, loop: VirtualLoop, trace: Trace, purgers: int = 0) -> None:
         self.plan = plan
         self.loop = loop
         self.trace = trace
@@ -101,6 +102,7 @@ class World:
             *(BridgeProcess(self, index) for index in range(plan.bridges)),
             *(RemoteWorker(self, index) for index in range(plan.remotes)),
             *(Alone(self, index, run) for index, run in enumerate(plan.runs) if run.alone),
+            *(PurgerProcess(self, index) for index in range(purgers)),
         ]
         Here.world = self
 
@@ -277,7 +279,7 @@ class World:
         return self._messages(run)[-1].headers["Runfold-Status"]
 
     def entries(self, run: str) -> list[Entry]:
-        """The run's journal as it is stored."""
+        """The run's journal as it is stored, and what a purge has taken of it."""
         return [
             Entry(decode(message.data), message.data, message.headers.get("Runfold-Status"))
             for message in self._messages(run)
@@ -285,6 +287,22 @@ class World:
 
     def records(self, run: str) -> list[Record]:
         return [entry.record for entry in self.entries(run)]
+
+    def purged(self, run: str) -> bool:
+        """Whether there is a tombstone."""
+        return isinstance(self.records(run)[-1], RunPurged)
+
+    def stamps_s(self, run: str) -> list[float]:
+        """When the server stored each of its records, by its own clock."""
+        return [message.stamp / 1e9 for message in self._messages(run)]
+
+    def buried_s(self, run: str) -> float:
+        """When its last record was stored."""
+        return self.stamps_s(run)[-1]
+
+    def removed(self, run: str) -> bool:
+        """Whether something of it is not there any more."""
+        return any(message.died for message in self._messages(run))
 
     def kept(self, run: str) -> dict[str, list[int]]:
         """Request ids of the run's signals that the SIGNALS stream had, with their sequences."""
@@ -307,4 +325,6 @@ class World:
     def _messages(self, run: str) -> list[Any]:
         shard = shard_of(RunId(run), self.shards)
         stream = self.server.streams[stream_name(NAMESPACE, shard)]
-        return stream.by_subject[subject_prefix(NAMESPACE, shard) + subject_token(RunId(run))]
+        subject = subject_prefix(NAMESPACE, shard) + subject_token(RunId(run))
+        purged = [message for message in stream._dead if message.subject == subject]
+        return [*purged, *stream.by_subject[subject]] if purged else stream.by_subject[subject]
