@@ -6,6 +6,7 @@ a slash between two.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from journal.errors import RunfoldError
 from journal.escape import visible
+from journal.stores.jetstream_headers import TRACE
 
 from .auth import Identity
 from .call import Call
@@ -39,6 +41,9 @@ from .problems import (
 )
 
 log = logging.getLogger("runfold")
+access = logging.getLogger("runfold.access")
+
+PATH_CHARS_MAX: Final = 500
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 HEADERS: Final = {
@@ -68,6 +73,8 @@ class App:
                 method = operation.method if operation else ""
                 seconds = time.perf_counter() - began
                 self._desk.metrics.request(name, method, message["status"], seconds)
+                if operation is None or operation.scope is not None:  # probes say nothing
+                    _log_access(request, message["status"], seconds)
             await send(message)
 
         try:
@@ -108,9 +115,20 @@ class App:
         body, place = await self._begun(request, operation)
         try:
             call = Call(self._desk, operation, request, path, identity, place, body)
-            return await operation.handle(call)
+            with self._door(operation, request):
+                return await operation.handle(call)
         finally:
             place.leave()
+
+    def _door(
+        self, operation: Operation, request: Request
+    ) -> contextlib.AbstractContextManager[object]:
+        """Where it may append something in its caller's name, the observer is told whose it is."""
+        if operation.scope != "signal":
+            return contextlib.nullcontext()
+        named = request.headers.getlist(TRACE)
+        what = f"{operation.method} {operation.path}"
+        return self._desk.store.observer.door(what, named[0] if len(named) == 1 else "")
 
     async def _begun(self, request: Request, operation: Operation) -> tuple[bytes, Place]:
         """The body, and then a place: who sends slowly holds none."""
@@ -134,6 +152,15 @@ class App:
         if not identity.may(operation.scope):
             raise Forbidden(f"the token of {identity.name} has not the scope {operation.scope}")
         return identity
+
+
+def _log_access(request: Request, status: int, seconds: float) -> None:
+    """At a level that only JSON lines have."""
+    if not access.isEnabledFor(logging.INFO):
+        return
+    path = str(request.scope["path"])[:PATH_CHARS_MAX]
+    told = {"method": request.method, "path": path, "status": status, "seconds": round(seconds, 6)}
+    access.info("%s %s %d", request.method, visible(path), status, extra=told)
 
 
 def _check_length(request: Request) -> None:

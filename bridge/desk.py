@@ -34,15 +34,22 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class Desk:
-    """One for a bridge. `stopping` is set when it is told to stop: streams and waits end then."""
+    """One for a bridge. `health`: of all that is its work; `ready`: of what requests need.
+    `stopping` is set when it is told to stop: streams and waits end then."""
 
     def __init__(
-        self, store: JetStreamStore, auth: Auth, metrics: Metrics, health: Callable[[], Health]
+        self,
+        store: JetStreamStore,
+        auth: Auth,
+        metrics: Metrics,
+        health: Callable[[], Health],
+        ready: Callable[[], Health],
     ) -> None:
         self.store = store
         self.auth = auth
         self.metrics = metrics
         self.health = health
+        self.ready = ready
         self.feeds = Feeds(store)
         self.bodies = Bodies()
         self.stopping = asyncio.Event()

@@ -84,9 +84,11 @@ def _rejected() -> Operation:
 
 
 def _health() -> list[Operation]:
-    async def handle(call: Call) -> Response:
-        found = call.desk.health()
-        return answer(found, 200 if found.ok else 503)
+    async def health(call: Call) -> Response:
+        return _said(call.desk.health())
+
+    async def ready(call: Call) -> Response:
+        return _said(call.desk.ready())
 
     return [
         Operation(
@@ -94,7 +96,7 @@ def _health() -> list[Operation]:
             method="GET",
             path=f"/{name}",
             scope=None,
-            summary="Whether the bridge can do its work",
+            summary=summary,
             handle=handle,
             answers={
                 200: json_answer("It can.", Health),
@@ -102,8 +104,15 @@ def _health() -> list[Operation]:
             },
             any_query=True,
         )
-        for name in ("healthz", "readyz")
+        for name, summary, handle in (
+            ("healthz", "Whether the bridge can do all its work", health),
+            ("readyz", "Whether requests can be answered", ready),
+        )
     ]
+
+
+def _said(found: Health) -> Response:
+    return answer(found, 200 if found.ok else 503)
 
 
 def _metrics() -> Operation:

@@ -1,12 +1,19 @@
-"""Shell: what the bridge counts, in a registry of its own: a process may have several bridges."""
+"""Shell: what the bridge counts, in a registry of its own: a process may have several bridges.
+
+The durable work that is done through its store is counted by `counting`, its store's observer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from journal.counting import Counting
+from journal.families import Family, shown
 
 METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 SIGNALS: Final = frozenset({"approve", "reject", "reconcile", "cancel", "resume", "input"})
@@ -14,10 +21,12 @@ BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 
 
 class Metrics:
-    """Labels are words of the code, never of a caller: nobody makes series."""
+    """Labels are words of the code, or bounded in number: nobody makes series at will."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.counting = Counting(time.monotonic)
+        self.show(self.counting.families)
         self._requests = Counter(
             "runfold_bridge_requests",
             "Requests answered",
@@ -63,6 +72,18 @@ class Metrics:
         """Where to look when asked."""
         self._connected.set_function(lambda: float(ask()))
 
+    def show(self, families: Callable[[], list[Family]]) -> None:
+        """These, too, as they are when asked."""
+        self._registry.register(_Families(families))
+
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
+
+
+class _Families(Collector):
+    def __init__(self, families: Callable[[], list[Family]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return shown(self._families(), Metric)

@@ -8,6 +8,7 @@ share the work: each request reaches one of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -24,8 +25,9 @@ from journal.messages import JSON
 from journal.signal_address import NOBODY, run_address, user
 from journal.signals import parse_request_id
 from journal.stores.jetstream import JetStreamStore
+from journal.stores.jetstream_headers import TRACE
 from journal.stores.nats_service import Asked, Service
-from journal.stores.signals_queue import REQUEST_HEADER
+from journal.stores.signals_queue import REQUEST_HEADER, header_of
 
 from .problems import STATUS_BY_CODE, Busy, Internal
 from .saying import given, read_payload, say
@@ -153,7 +155,8 @@ class NatsApi:
     async def _answer(self, asked: Asked) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
-                result, answer = await self._done(asked)
+                with self._door(asked):
+                    result, answer = await self._done(asked)
             await asked.answer(msgspec.json.encode(answer))
         except RunfoldError as error:
             result = error.code
@@ -166,6 +169,13 @@ class NatsApi:
             result = Internal.code
             await _refuse(asked, Internal())
         self._tally(asked, result)
+
+    def _door(self, asked: Asked) -> contextlib.AbstractContextManager[object]:
+        """As App._door."""
+        if asked.endpoint.endswith("get"):
+            return contextlib.nullcontext()
+        what = f"request {asked.endpoint.removeprefix('as-')}"
+        return self._store.observer.door(what, header_of(asked.headers, TRACE))
 
     def _tally(self, asked: Asked, result: str) -> None:
         if asked.endpoint.endswith("signals"):
@@ -180,8 +190,7 @@ class NatsApi:
             _, name, rest = rest.split(".", 2)
             by = user(name)
         kind, _, rest = rest.partition(".")
-        names = (name for name in asked.headers if name.lower() == REQUEST_HEADER)
-        header = next((asked.headers[name] for name in names), None)
+        header = header_of(asked.headers, REQUEST_HEADER) or None
         if kind == "signals":
             said = await say(self._store, run_address(rest, by=by), asked.data, header=header)
             return said.result, said.answer

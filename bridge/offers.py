@@ -297,14 +297,23 @@ class RemoteTasks:
         try:
             wanted = await taking.look(task, lease, channel.terms)
         except JournalDamaged as damage:
-            log.error("%s", damage.message)
+            log.error("%s", damage.message, extra={"run": task.run_id})
             await lease.ack()  # doctor and inbox show it
             return
         except RunfoldError as error:
-            log.warning("run %s is left to redelivery: %s", task.run_id, error.message)
+            log.warning(
+                "run %s is left to redelivery: %s",
+                task.run_id,
+                error.message,
+                extra={"run": task.run_id},
+            )
             return
         except Exception:  # the edge of one run: it must not end the bridge
-            log.exception("run %s is left to redelivery: this is a bug", task.run_id)
+            log.exception(
+                "run %s is left to redelivery: this is a bug",
+                task.run_id,
+                extra={"run": task.run_id},
+            )
             return
         if wanted is None:
             return

@@ -115,6 +115,7 @@ class RemoteTask:
             store, name.worker, ack_wait_s=ack_wait_s, restart_limit=restart_limit, remote=True
         )
         self._journal: Journal | None = None
+        self._claim_n = 0
         self._answers = False
         self._stack = AsyncExitStack()
 
@@ -245,6 +246,7 @@ class RemoteTask:
         return await Log.read(self.store, self.run_id, by=self.name.worker)
 
     def _hold(self, run: Log, claim: int) -> None:
+        self._claim_n = claim
         self._journal = journal = Journal.claimed(
             run, run.fold.claims[claim], is_write=lambda tool: True, ack_wait_s=self.ack_wait_s
         )
@@ -363,6 +365,8 @@ class RemoteTask:
 
     async def close(self) -> None:
         """Know it no more; what may still be done with it says the journal."""
+        if self._claim_n and not self.over:
+            self.store.observer.let_go(self.run_id, self._claim_n)
         self.over = True
         self._lease.leave()
         await self._stack.aclose()

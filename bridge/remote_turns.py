@@ -102,6 +102,7 @@ async def read(task: RemoteTask, claim: int | None) -> dict[str, Any]:
             "told": [input_json(known) for known in before],
             "queued": {mode: len(fold.queued(mode)) for mode in ("steer", "follow_up")},
             "cancelled": fold.cancel is not None,
+            "traceparent": task.journal.trace.claim,
         }
 
 
@@ -126,8 +127,9 @@ async def checkpoint(task: RemoteTask, claim: int | None) -> dict[str, Any]:
     if claim is not None or task.held:
         async with task.entered(claim, takes=False):
             return _checkpoint(task.journal.fold)
-    fold = (await Log.read(task.store, task.run_id)).fold
-    if fold.started is None or fold.started.agent != task.terms.name:
+    log = await Log.read(task.store, task.run_id)
+    fold = log.fold
+    if log.gone or fold.started is None or fold.started.agent != task.terms.name:
         raise NotFound("there is no such task", hint="poll for one")
     return _checkpoint(fold)
 

@@ -227,7 +227,7 @@ async def _page(call: Call, run: RunId, first: int, limit: int) -> Response:
         loaded = await store.load(run)
         log = Log.of(store, run, loaded)
         entries = loaded.entries
-        if log.fold.started is None and log.fold.newer is None:
+        if log.gone and log.fold.newer is None:
             log.check_runnable()
     except JournalDamaged as error:
         damage, entries = error, error.good
@@ -245,7 +245,7 @@ async def _follow(call: Call, run: RunId, first: int, last: int | None) -> Respo
     after = first - 1 if last is None else last
     try:
         log = await Log.resumed(call.desk.store, run, by=call.by)
-        if log.fold.started is None and log.fold.newer is None:
+        if log.gone and log.fold.newer is None:
             log.check_runnable()
         tail = log.fold.n
         if log.fold.newer is not None and after >= tail:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from journal import ids, limits
 from journal.errors import RunfoldError
+from journal.observing import UNOBSERVED, Observer, beside
 from journal.stores.jetstream import JetStreamStore
 
 from . import looking, page, runs, talking, work_api
@@ -17,6 +18,7 @@ from .app import App, is_loopback
 from .auth import Auth
 from .call import Call, answer
 from .desk import Desk, Health
+from .fleet_metrics import FleetLook
 from .http_server import HttpServer, bound
 from .metrics import Metrics
 from .nats_api import NatsApi
@@ -44,10 +46,13 @@ class Part(Protocol):
 
 def parts(store: JetStreamStore, metrics: Metrics) -> Sequence[Part]:
     """The streams' pulse, and doors on NATS. A further part is a line here."""
+    fleet = FleetLook(store)
+    metrics.show(fleet.families)
     return (
         Pulse(store),
         SignalDoor(store, count=metrics.signal),
         NatsApi(store, count=metrics.signal),
+        fleet,
     )
 
 
@@ -72,6 +77,7 @@ class Bridge:
         ack_wait_s: float = limits.ACK_WAIT_S,
         restart_limit: int = limits.RESTART_LIMIT,
         on_ready: Callable[[], None] | None = None,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         """Port 0 is any free one: see `address` when ready. Raises InvalidId, OpenBridge."""
         ids.namespace(namespace)
@@ -86,6 +92,7 @@ class Bridge:
         self._ack_wait_s = ack_wait_s
         self._restart_limit = restart_limit
         self._on_ready = on_ready or (lambda: None)
+        self._observer = observer
         self._stopping = asyncio.Event()
         self._ready = False
         self._store: JetStreamStore | None = None
@@ -110,8 +117,14 @@ class Bridge:
 
     def health(self) -> Health:
         """Red where a request would find nobody home, or tokens are not what the file says."""
-        problems = tuple(said for said in self._problems().values() if said)
-        return Health(ok=not problems, problems=problems)
+        return _judged(self._problems())
+
+    def ready(self) -> Health:
+        """Red where a request would find nobody home. Not for tokens: those before are in force,
+        and a proxy that goes by this would lock everybody out, as one slip is at all bridges."""
+        found = self._problems()
+        del found[TOKENS]
+        return _judged(found)
 
     def _problems(self) -> dict[str, str]:
         """By source; "" where there is none."""
@@ -141,6 +154,7 @@ class Bridge:
             async with JetStreamStore(
                 self._url, namespace=self._namespace, creds=self._creds
             ) as store:
+                store.observer = beside(self._observer, self.metrics.counting)
                 self._store = store
                 try:
                     await self._work(store, listening)
@@ -153,7 +167,7 @@ class Bridge:
                     self._store = None
 
     async def _work(self, store: JetStreamStore, listening: socket.socket) -> None:
-        desk = Desk(store, self._auth, self.metrics, self.health)
+        desk = Desk(store, self._auth, self.metrics, self.health, self.ready)
         remote = RemoteTasks(store, ack_wait_s=self._ack_wait_s, restart_limit=self._restart_limit)
         server = HttpServer(App(desk, operations(desk, remote)))
         self._parts = (remote, *parts(store, self.metrics))
@@ -214,6 +228,11 @@ def operations(desk: Desk, remote: RemoteTasks) -> list[Operation]:
     )
     document.update(openapi(found))
     return found
+
+
+def _judged(found: Mapping[str, str]) -> Health:
+    problems = tuple(said for said in found.values() if said)
+    return Health(ok=not problems, problems=problems)
 
 
 async def _closed(store: JetStreamStore) -> None:

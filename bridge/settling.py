@@ -55,8 +55,9 @@ from journal.ids import RunId
 from journal.limits import SIGNAL_BYTES_MAX
 from journal.signal_address import NOBODY, SignalAddress
 from journal.stores.jetstream import JetStreamStore
+from journal.stores.jetstream_headers import TRACE
 from journal.stores.rejected import refusal
-from journal.stores.signals_queue import ACK_PENDING_MAX, KeptSignal
+from journal.stores.signals_queue import ACK_PENDING_MAX, KeptSignal, header_of
 
 from .saying import say
 
@@ -150,7 +151,12 @@ class Settler:
             if address is not None:  # what was known may be of a journal that is no more
                 self._doubts.pop(address.run, None)
             why = visible(str(error)) or "too slow"
-            log.warning("signal %d is put off: %s", signal.sequence, why)
+            log.warning(
+                "signal %d is put off: %s",
+                signal.sequence,
+                why,
+                extra={"run": address and address.run},
+            )
             if isinstance(error, RunfoldError) and self._is_the_stores(error, address):
                 # The code alone: health is for everybody, and `why` may name a run.
                 self._trouble, self._since = error.code, time.monotonic()
@@ -219,14 +225,16 @@ class Settler:
                 f"a signal's payload is at most {SIGNAL_BYTES_MAX} bytes, not {signal.size}",
                 run_id=address.run,
             )
-        said = await say(
-            self._store,
-            address,
-            signal.data,
-            header=signal.request_id,
-            kept_id=signal.key,
-            known=known,
-        )
+        trace = header_of(signal.headers, TRACE)
+        with self._store.observer.door("signal", trace, signal.at):
+            said = await say(
+                self._store,
+                address,
+                signal.data,
+                header=signal.request_id,
+                kept_id=signal.key,
+                known=known,
+            )
         return said.result
 
     async def _give_up(

@@ -71,7 +71,7 @@ class Beats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """The turn to play."""
+    """The turn to play. `traceparent`: of the claim's span; empty where there is none."""
 
     run: str
     agent: str
@@ -84,6 +84,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     told: list[dict[str, JSON]]
     queued: dict[str, int]
     cancelled: bool
+    traceparent: str
 
 
 class Ended(Struct, frozen=True, kw_only=True):

@@ -78,11 +78,11 @@ def decode(raw: bytes) -> Record:
     try:
         record = _decode(raw)
     except msgspec.ValidationError as error:
-        return _newer(raw, str(error))
+        return _newer(raw, _readable(str(error)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damage(f"not a JSON record ({error})") from error
     if record.v > VERSION:
-        return _newer(raw, f"version {record.v}")
+        return _newer(raw, f"its format is version {record.v}, and this one reads {VERSION}")
     _check_envelope(record.v, record.n, record.id, record.prev, record.claim)
     return record
 
@@ -97,6 +97,15 @@ def _not_an_object(raw: bytes) -> str:
     if raw.endswith(b"}\r"):
         return "the line ends in CR LF; records end in LF alone"
     return "not a JSON object"
+
+
+def _readable(why: str) -> str:
+    """What msgspec 0.23 found, in words: `Invalid value 'step.paused' - at `$.type``."""
+    what, _, place = why.partition(" - at `$")
+    place = place.rstrip("`").removeprefix(".")
+    if place == "type":
+        return "this version knows no such type"
+    return f"this version can't read its {place}: {what}" if place else what
 
 
 def _newer(raw: bytes, why: str) -> NewerRecord:
@@ -118,7 +127,8 @@ def _newer(raw: bytes, why: str) -> NewerRecord:
         claim=claim or 0,
         at=str(at),
         by=str(by),
-        type_=f"{type_}: {why}",
+        type_=type_,
+        why=why,
     )
 
 

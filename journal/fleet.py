@@ -250,7 +250,7 @@ class Fleet:
         deadline = loop.time() + timeout_s
         async with watching(self.store, run) as watch:
             log = await Log.read(self.store, run, by=self.by)
-            if log.fold.started is None:
+            if log.gone:
                 log.check_runnable()
             while True:
                 held = await self.store.holder(run) is not None

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from . import attempts, order, waits
 from .codec import Entry, record_hash
-from .heard import forget_before, hear
+from .heard import forget_before, hear, newer_text
 from .messages import JSON
 from .records import (
     SPAWN,
@@ -290,7 +290,7 @@ class Fold:
             case RunPurged():
                 self.purged = record
             case NewerRecord():
-                self.newer = record.type_
+                self.newer = newer_text(self, record, record.type_, record.why)
             case _:
                 raise AssertionError(f"record without a fold: {type(record).__name__}")
 

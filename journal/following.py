@@ -84,6 +84,8 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncGenerat
                 raise log.purged()
             for entry in loaded.entries:
                 _apply(store, run, fold, entry)
+                if fold.purged is not None:  # a tombstone is no record to show
+                    raise log.purged()
                 tail = entry.position
                 if entry.record.n > after:
                     yield entry

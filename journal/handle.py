@@ -131,6 +131,7 @@ class Journal(Log):
                 )
             journal.check_runnable()  # it may have ended and been purged meanwhile
         except BaseException:
+            store.observer.let_go(journal.run_id, journal.claim)
             await journal._stack.aclose()
             raise
         return journal
@@ -168,6 +169,7 @@ class Journal(Log):
             ack_wait_s=self.ack_wait_s,
         )
         other.fold = self.fold.copy()  # what is still under way here must not move the other's
+        other._sent, other._fences = self._sent, self._fences
         other.attempted, other.abandoned = self.attempted, self.abandoned
         other.left = self.left | self.writing
         self.give_up()
@@ -196,7 +198,11 @@ class Journal(Log):
         so that no permitted retry runs beside it. True: cancelled meanwhile."""
         cancelled = await self._end_writes()
         while running := [call for call in self.abandoned if not call.done()]:
-            log.warning("run %s: waiting for a call that is past its time limit", self.run_id)
+            log.warning(
+                "run %s: waiting for a call that is past its time limit",
+                self.run_id,
+                extra={"run": self.run_id},
+            )
             try:
                 await asyncio.wait([asyncio.wrap_future(call) for call in running])
             except asyncio.CancelledError:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from .attempts import begin_afresh
 from .limits import REASON_CHARS_MAX, REPEATS_KEPT_S
-from .records import Commit, Known, Signal
+from .records import Commit, Known, Record, Signal
 from .values import canonical, digest
 from .waits import instant_text, parse_instant
 
@@ -28,7 +28,8 @@ def hear(fold: Fold, record: Signal) -> None:
         case "reconcile":
             said = (payload.get("outcome"), "result" in payload)
             if said not in (("done", True), ("retry", False)):  # never taken for a permit
-                fold.newer = f"signal: reconcile {payload.get('outcome')!r}"
+                why = f"this version knows no reconcile {payload.get('outcome')!r}"
+                fold.newer = newer_text(fold, record, "signal", why)
                 return
             fold.steps[payload["step"]].reconciled.setdefault(payload["start"], record)
         case "late":
@@ -107,3 +108,11 @@ def request_key(name: str, request_id: str) -> str:
 def payload_digest(payload: dict[str, Any]) -> str:
     """What two payloads are the same by."""
     return digest("signal", canonical(payload))
+
+
+def newer_text(fold: Fold, record: Record, type_: str, why: str) -> str:
+    """What this version can't read, and who wrote it; of which release is known of a holder."""
+    claim = fold.claims.get(record.claim)
+    release = f" (Runfold {claim.runfold})" if claim is not None and claim.runfold else ""
+    by = f"; {record.by}{release} wrote it" if record.by else ""
+    return f"record {record.n}, {type_}: {why}{by}"

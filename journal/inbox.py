@@ -113,15 +113,19 @@ async def _items(store: Store, run: RunId) -> list[InboxItem]:
         log = await Log.read(store, run)
     except JournalDamaged as damage:
         return [InboxItem(kind="operator", run=run, text=damage.message, status="damaged")]
-    fold = log.fold
+    held = await store.holder(run) is not None
+    return items_of(run, log.fold, held=held, now=instant_text(datetime.now(UTC)))
+
+
+def items_of(run: RunId, fold: Fold, *, held: bool, now: str) -> list[InboxItem]:
+    """What the run waits for, of people, at this fold; as RunState has `held` and `now`."""
     since = waiting_since(fold)
     if fold.newer is not None:
         text = f"a newer version wrote to it: {fold.newer}; update this installation"
         return [InboxItem(kind="operator", run=run, text=text, since=since, status="newer")]
-    if fold.started is None:  # purged
+    if fold.started is None or fold.purged is not None:
         return []
-    held = await store.holder(run) is not None
-    status = fold.status(held=held, now=instant_text(datetime.now(UTC)))
+    status = fold.status(held=held, now=now)
     if status not in FOR_PEOPLE:
         return []
     found = [_unknown(fold, step, status) for step in unknown_steps(fold)]

@@ -63,7 +63,7 @@ def shown_log(log: Log, *, held: bool) -> dict[str, Any]:
     """The run object of a journal that was read. Raises RunNotFound."""
     if log.fold.newer is not None and log.fold.started is None:
         return unreadable(log.run_id, "newer", log.fold.newer)
-    if log.fold.started is None:
+    if log.gone:
         log.check_runnable()
     return run_json(log.fold, held=held, now=instant_text(datetime.now(UTC)))
 
@@ -75,7 +75,7 @@ async def _passing(store: Store, run: RunId, wanted: Filter) -> dict[str, Any] |
     except JournalDamaged as damage:
         found, age_s = unreadable(run, "damaged", damage.message), -1.0
     else:
-        if log.fold.started is None and log.fold.newer is None:
+        if log.gone and log.fold.newer is None:
             return None
         found = shown_log(log, held=await store.holder(run) is not None)
         age_s = (datetime.now(UTC) - instant(log.fold.head_at)).total_seconds()

@@ -31,30 +31,22 @@ from .errors import (
 from .fold import Fold
 from .ids import RunId
 from .limits import APPEND_BUDGET_S
+from .observing import Trace
 from .order import buried
-from .records import (
-    HOLDER_RECORDS,
-    Commit,
-    NewerRecord,
-    Park,
-    Record,
-    Release,
-    RunCompleted,
-    RunStarted,
-    Status,
-)
+from .records import HOLDER_RECORDS, NewerRecord, Record, RunStarted
 from .store import Appended, Loaded, Store, Unknown
 from .summary import is_restart_point, restored
 from .views import RunState, run_state
-from .waits import instant_text
+from .waits import instant_text, status_after
 
 Body = TypeVar("Body", bound=Record)
 
 
 class Log:
     """One run's journal. `fold` is its state up to the token `tail`; `torn` as in Loaded;
-    `restart_at` the token of the last commit to restart at, 0 without one; `trace` the traceparent
-    stored with the run's first record.
+    `restart_at` the token of the last commit to restart at, 0 without one; `trace` the traceparents
+    stored with its records; `patience_s`: so long appends are tried at least, also while the store
+    can't be asked, and `result_patience_s` those of writes' results (0: the usual budget).
 
     `claim` is the n of this writer's claim, 0 without one; an `owner` (lock or claim) stops for
     good where the run is no longer its own. One task at a time (R46).
@@ -66,16 +58,20 @@ class Log:
         self.fold = Fold()
         self.tail = 0
         self.restart_at = 0
-        self.trace = ""
+        self.trace = Trace()
         self.torn = 0
         self.claim = 0
         self.owner = False
         self.by = by
+        self.patience_s = self.result_patience_s = 0.0
         self._nonce = secrets.token_hex(6)
         self._counter = 0
         self._appending = False
         self._stopped = False
         self._cut_off = False
+        self._sent: Entry | None = None
+        self._over_at = ""
+        self._fences: set[int] = set()
 
     @classmethod
     async def read(cls, store: Store, run_id: str, *, by: str = "") -> Self:
@@ -110,6 +106,11 @@ class Log:
         """The run as of `tail`; only where it has started."""
         return run_state(self.fold, now=instant_text(datetime.now(UTC)))
 
+    @property
+    def gone(self) -> bool:
+        """Whether there is no such run, or a tombstone of it, though records stand before it."""
+        return self.fold.started is None or self.fold.purged is not None
+
     def check_runnable(self) -> None:
         """Raises RunNotFound or NewerVersion where this version can't run it."""
         fold = self.fold
@@ -130,6 +131,20 @@ class Log:
             hint="`runfold list` shows the runs",
         )
 
+    @property
+    def over_at(self) -> str:
+        """Since when a holder has had something to do on a run that waits: the instant of the first
+        such record, or the one waited for, if that is earlier. "" where it waits for neither."""
+        wait = self.fold.wait
+        return "" if wait is None else min(filter(None, (self._over_at, wait.until)), default="")
+
+    def lose(self) -> None:
+        """The run is another holder's: this handle writes nothing any more."""
+        self._stopped = True
+        if self.claim not in self._fences:
+            self._fences.add(self.claim)
+            self.store.observer.fenced(self.run_id, self.claim)
+
     # ---- reading ------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
@@ -146,7 +161,7 @@ class Log:
         if not loaded.entries or not buried(self.fold, loaded.entries[0].record):
             return loaded
         if self.claim:
-            self._stopped = True
+            self.lose()
             raise Fenced(f"run {self.run_id} has ended and was purged", run_id=self.run_id)
         self.fold, self.tail, self.restart_at = Fold(), 0, 0
         return await self.store.load(self.run_id)
@@ -154,6 +169,7 @@ class Log:
     def _take(self, loaded: Loaded, record_id: str) -> Record | None:
         """Fold new entries; the one with our id, if it is among them. Raises Fenced first."""
         landed: Record | None = None
+        told: Record | None = None
         fresh = self.fold.n == 0
         for index, entry in enumerate(loaded.entries):
             try:
@@ -163,17 +179,23 @@ class Log:
                 place = index if fresh else self.fold.n
                 raise self._damaged(damage, place, entry, loaded.entries[:index]) from damage
             self.tail = entry.position
-            if entry.record.n == 1:
-                self.trace = entry.trace
+            self.trace = self.trace.behind(entry)
             if is_restart_point(entry.record):
                 self.restart_at = entry.position
+            if self.fold.wait is None:
+                self._over_at = ""
+            elif not self._over_at and self.fold.runnable():
+                self._over_at = entry.record.at
             if entry.record.id == record_id:
                 landed = entry.record
+            if self._sent is not None and entry.raw == self._sent.raw:
+                told = entry.record
         self.torn = self.torn or loaded.torn
+        if told is not None:
+            self._tell(told)
         newest = next(reversed(self.fold.claims), 0)
         if self.claim and newest > self.claim:
-            self._stopped = True
-            self.store.observer.fenced(self.run_id, self.claim)
+            self.lose()
             raise Fenced(
                 f"run {self.run_id} was taken over by worker {self.fold.claims[newest].worker}, "
                 f"record {newest}",
@@ -194,7 +216,7 @@ class Log:
         except Damage as damage:
             raise self._damaged(damage, commit.record.n - 1, commit, entries[:1]) from damage
         self.tail = self.restart_at = commit.position
-        self.trace = first.trace
+        self.trace = Trace().behind(first)
         return Loaded(entries[2:], loaded.tail, loaded.torn)
 
     def _damaged(
@@ -256,7 +278,7 @@ class Log:
         if not record_id:
             self._counter += 1
             record_id = f"{self._nonce}-{self._counter}"
-        deadline = time.monotonic() + APPEND_BUDGET_S
+        deadline = time.monotonic() + max(APPEND_BUDGET_S, self.patience_s)
         pause_s = 0.01
         trace = self.store.observer.carry(self.run_id, body, self.trace)
         record, entry = self._seal(body, record_id, trace)
@@ -266,7 +288,6 @@ class Log:
             tries += 1
             landed, cause = await self._try(entry, record_id, tries)
             if landed is not None and _same(landed, record) and not self._stopped:
-                self.store.observer.appended(self.run_id, self.fold, landed, self.trace)
                 return cast("Body", landed)
             if self._stopped:  # given up meanwhile, by another task
                 raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
@@ -291,24 +312,33 @@ class Log:
         a record id from outside perhaps an earlier try's), and why that was in doubt. Whatever is
         raised here, but TooLarge at the first try, leaves it unknown whether the record will land,
         so this handle is over then."""
+        self._sent = entry
         try:
             answer = await self.store.append(self.run_id, entry, expected=self.tail)
             if isinstance(answer, Appended):
                 self.fold.take(entry)  # `_seal` checked it, and nothing was folded since
                 self.tail = answer.tail
-                if entry.record.n == 1:
-                    self.trace = entry.trace
+                self.trace = self.trace.behind(entry)
                 if entry.commit < 0:
                     self.restart_at = answer.tail
+                self._tell(entry.record)
                 return entry.record, ""
             landed = self._take(await self._news(), record_id)
             self._check_newer()
         except BaseException as error:
+            if self.patience_s and isinstance(error, StoreUnavailable):
+                return None, error.message
             self._stopped = tries > 1 or not isinstance(error, TooLarge)
             self._cut_off = isinstance(error, asyncio.CancelledError)
             raise
         cause = answer.cause if isinstance(answer, Unknown) else "the tail can't be read"
         return landed, cause
+
+    def _tell(self, record: Record) -> None:
+        """The record we sent last is in the journal, and folded; also where we have lost the run
+        meanwhile, or were cut off."""
+        self._sent = None
+        self.store.observer.appended(self.run_id, self.fold, record, self.trace)
 
     async def _pause(self, pause_s: float) -> None:
         try:
@@ -339,12 +369,12 @@ class Log:
         except (TypeError, ValueError, Damage) as error:
             raise self._unwritable(body, str(error)) from error
         if isinstance(read_back, NewerRecord):
-            raise self._unwritable(body, read_back.type_)
+            raise self._unwritable(body, read_back.why)
         self.fold.check(record)
-        entry = Entry(record, raw)
+        entry = Entry(record, raw, trace=trace)  # a directory keeps no headers: for this handle
         if self.store.shared:
             commit = -1 if is_restart_point(record) else self.restart_at
-            status = self._status_after(entry)
+            status = status_after(self.fold, entry)
             entry = Entry(record, raw, status, commit=commit, trace=trace)
         return record, entry
 
@@ -354,16 +384,6 @@ class Log:
             run_id=self.run_id,
             hint="check the types of what was passed in",
         )
-
-    def _status_after(self, entry: Entry) -> Status:
-        """The status this record leaves. Under a live claim all but its ends leave it running: no
-        fold needed, which keeps a step's cost flat."""
-        ends = isinstance(entry.record, Release | Park | RunCompleted | Commit)
-        if self.fold.claim is not None and not ends:
-            return "running"
-        after = self.fold.copy()
-        after.apply(entry)
-        return after.status()
 
     def _concurrent(self) -> ConcurrentUse:
         return ConcurrentUse(

@@ -6,27 +6,59 @@ journal is told as `replayed` and in no other way: nothing is counted or traced 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import datetime
 from typing import Protocol
 
+from msgspec import Struct
+
+from .codec import Entry
 from .fold import Fold
 from .ids import RunId
-from .records import Record, StepStarted
+from .records import Claim, Record, StepStarted
+
+
+class Trace(Struct, frozen=True):
+    """The W3C traceparents stored with a run's records, as they stand there, "" where there is
+    none: its first record's, its last claim's, and that of the last signal or input since. `first`
+    is the id of the first record.
+
+    A claim is not known where the journal was read from a later commit on."""
+
+    run: str = ""
+    claim: str = ""
+    heard: str = ""
+    first: str = ""
+
+    def behind(self, entry: Entry) -> Trace:
+        """With the next record."""
+        if entry.record.n == 1:
+            return Trace(run=entry.trace, first=entry.record.id)
+        if isinstance(entry.record, Claim):
+            return Trace(self.run, entry.trace, "", self.first)
+        return Trace(self.run, self.claim, entry.trace, self.first) if entry.trace else self
 
 
 class Observer(Protocol):
-    """Called on the event loop, between two awaits: it must not raise, nor block.
+    """Called on the event loop, between two awaits: it must not raise, nor block."""
 
-    `trace` is the W3C traceparent stored with the run's first record, "" where there is none.
-    """
-
-    def carry(self, run_id: RunId, record: Record, trace: str) -> str:
-        """The traceparent to store with a record that is about to be appended; "" for none. Asked
-        for each record once, whatever becomes of it."""
+    def door(
+        self, what: str, trace: str, at: datetime | None = None
+    ) -> AbstractContextManager[object]:
+        """Entered around what came from outside and may append records: `what` names it, as few
+        words as there are kinds of it; `trace` is the traceparent it came with, unchecked. `at`:
+        when it was stored, of what was kept; None where somebody waits for the answer."""
         ...
 
-    def appended(self, run_id: RunId, fold: Fold, record: Record, trace: str) -> None:
-        """A record of ours is in the journal; `fold` has it. Told once for each."""
+    def carry(self, run_id: RunId, record: Record, trace: Trace) -> str:
+        """The traceparent to store with a record that is about to be appended; "" for none. Asked
+        for each record once, whatever becomes of it, by the task that appends it."""
+        ...
+
+    def appended(self, run_id: RunId, fold: Fold, record: Record, trace: Trace) -> None:
+        """A record of ours is in the journal; `fold` and `trace` have it. Told once for each, by
+        the task that asked for `carry`."""
         ...
 
     def calling(self, run_id: RunId, start: StepStarted) -> AbstractContextManager[object]:
@@ -35,6 +67,12 @@ class Observer(Protocol):
 
     def replayed(self, run_id: RunId, step: str) -> None:
         """A recorded result was given in place of a call."""
+        ...
+
+    def woken(self, run_id: RunId, claim: Claim, since: str) -> None:
+        """This claim of ours, just told of, took up a run whose wait was over at the instant
+        `since`, as records write them: that of the first record after which a holder had something
+        to do, or the one that was waited for. What wrote it may be no instant."""
         ...
 
     def fenced(self, run_id: RunId, claim: int) -> None:
@@ -49,16 +87,24 @@ class Observer(Protocol):
 class Unobserved:
     """Nobody is told."""
 
-    def carry(self, run_id: RunId, record: Record, trace: str) -> str:
+    def door(
+        self, what: str, trace: str, at: datetime | None = None
+    ) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def carry(self, run_id: RunId, record: Record, trace: Trace) -> str:
         return ""
 
-    def appended(self, run_id: RunId, fold: Fold, record: Record, trace: str) -> None:
+    def appended(self, run_id: RunId, fold: Fold, record: Record, trace: Trace) -> None:
         pass
 
     def calling(self, run_id: RunId, start: StepStarted) -> AbstractContextManager[object]:
         return nullcontext()
 
     def replayed(self, run_id: RunId, step: str) -> None:
+        pass
+
+    def woken(self, run_id: RunId, claim: Claim, since: str) -> None:
         pass
 
     def fenced(self, run_id: RunId, claim: int) -> None:
@@ -69,3 +115,56 @@ class Unobserved:
 
 
 UNOBSERVED = Unobserved()
+
+
+class Several:
+    """Tells each of them, in order. Of the traceparents to carry the first one that is none of ""
+    counts."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    @contextmanager
+    def door(self, what: str, trace: str, at: datetime | None = None) -> Generator[None]:
+        with ExitStack() as stack:
+            for observer in self._observers:
+                stack.enter_context(observer.door(what, trace, at))
+            yield
+
+    def carry(self, run_id: RunId, record: Record, trace: Trace) -> str:
+        carried = [observer.carry(run_id, record, trace) for observer in self._observers]
+        return next(filter(None, carried), "")
+
+    def appended(self, run_id: RunId, fold: Fold, record: Record, trace: Trace) -> None:
+        for observer in self._observers:
+            observer.appended(run_id, fold, record, trace)
+
+    @contextmanager
+    def calling(self, run_id: RunId, start: StepStarted) -> Generator[None]:
+        with ExitStack() as stack:
+            for observer in self._observers:
+                stack.enter_context(observer.calling(run_id, start))
+            yield
+
+    def replayed(self, run_id: RunId, step: str) -> None:
+        for observer in self._observers:
+            observer.replayed(run_id, step)
+
+    def woken(self, run_id: RunId, claim: Claim, since: str) -> None:
+        for observer in self._observers:
+            observer.woken(run_id, claim, since)
+
+    def fenced(self, run_id: RunId, claim: int) -> None:
+        for observer in self._observers:
+            observer.fenced(run_id, claim)
+
+    def let_go(self, run_id: RunId, claim: int) -> None:
+        for observer in self._observers:
+            observer.let_go(run_id, claim)
+
+
+def beside(present: Observer, further: Observer) -> Observer:
+    """Both: `store.observer = beside(store.observer, mine)`."""
+    if further is UNOBSERVED:
+        return present
+    return further if present is UNOBSERVED else Several(present, further)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 from .claims import Answer, AskHolder, HeldBy, Rest, Take, decide_claim, live_claim
 from .errors import StoreLocked
 from .fold import Fold
-from .records import Claim
+from .records import RELEASE, Claim
 from .waits import instant_text
 
 if TYPE_CHECKING:
@@ -57,12 +57,15 @@ async def take(journal: Journal, revision: str, on_wait: Callable[[str], None]) 
                         revision=revision,
                         reason=take.reason,
                         attempt=fold.attempt,
+                        runfold=RELEASE,
                     )
 
                 claim = await journal.append(due)
                 if claim is not None and live_claim(journal.fold) == claim.n:
                     journal.claim = claim.n
                     return
+                if claim is not None:
+                    journal.store.observer.let_go(journal.run_id, claim.n)
                 answers = []
             case other:
                 assert_never(other)

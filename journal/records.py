@@ -14,6 +14,9 @@ from .messages import JSON
 
 ZERO_HASH = "0" * 32
 VERSION = 1
+RELEASE = "0.5.0"
+"""Of the package. It stands in claims, so that who reads a record that it does not know can say
+which release wrote it."""
 
 Kind: TypeAlias = Literal["model", "tool"]
 Replay: TypeAlias = Literal["safe", "unsafe"]
@@ -81,6 +84,7 @@ class Claim(Record, frozen=True, kw_only=True, tag="claim"):
     """By a worker that takes the run. Fences every earlier claim (R49).
 
     `remote`: it is known only by its requests over HTTP: its silence says nothing of its calls.
+    `runfold`: the release of Runfold that it is.
     """
 
     worker: str
@@ -90,6 +94,7 @@ class Claim(Record, frozen=True, kw_only=True, tag="claim"):
     task: int = 0
     delivery: int = 0
     remote: bool = False
+    runfold: str = ""
 
 
 class Release(Record, frozen=True, kw_only=True, tag="release"):
@@ -336,9 +341,11 @@ class RunPurged(Record, frozen=True, kw_only=True, tag="run.purged"):
 
 
 class NewerRecord(Record, frozen=True, kw_only=True, tag="\0newer"):
-    """Stands for a chained record that this version can't read. Never encoded."""
+    """Stands for a chained record that this version can't read: its tag, and what is new about it.
+    Never encoded."""
 
     type_: str
+    why: str
 
 
 AnyRecord: TypeAlias = (

@@ -315,6 +315,7 @@ async def _called(journal: Journal, start: StepStarted, perform: Perform) -> Ste
     except Unrecordable as unrecordable:
         raise await _did_happen(journal, start, unrecordable.error) from unrecordable
     try:
+        journal.patience_s = journal.result_patience_s if start.replay == "unsafe" else 0.0
         return await _complete(journal, body)
     except TooLarge as error:
         raise await _did_happen(journal, start, error) from error
@@ -322,6 +323,8 @@ async def _called(journal: Journal, start: StepStarted, perform: Perform) -> Ste
         if start.replay == "unsafe" and body.result is not UNSET:
             journal.late = (start, body.result)  # its holder may say so (R29)
         raise
+    finally:
+        journal.patience_s = 0.0
 
 
 async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> Refusal:

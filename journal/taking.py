@@ -38,7 +38,7 @@ from .lease import Lease
 from .limits import REVISIT_S, STALE_PAUSE_S, STALE_READS
 from .log import Log
 from .owed import pay
-from .records import Claim
+from .records import RELEASE, Claim
 from .stores.jetstream import JetStreamStore
 from .stores.tasks import Task
 from .terms import Terms
@@ -115,6 +115,12 @@ class Taking:
                 case Stale():
                     stale += 1
                     if stale > STALE_READS:
+                        log.warning(
+                            "run %s is left: a task is about record %d, and its journal ends at %d",
+                            run.run_id,
+                            task.cause,
+                            run.fold.n,
+                        )
                         lease.nak(REVISIT_S)
                         return None
                     await asyncio.sleep(STALE_PAUSE_S * stale)
@@ -161,12 +167,14 @@ class Taking:
             raise RunfoldError(f"another run of key {started.key} is active", run_id=run.run_id)
         about = live_claim(run.fold)
         restarts: list[int] = []
+        over_at: list[str] = []
 
         def due(fold: Fold) -> Claim | None:
             now = self._decision(fold, task, terms, answers if live_claim(fold) == about else [])
             if not isinstance(now, Take):
                 return None
             restarts[:] = [fold.restarts + (fold.claim is not None)] if now.lost else [0]
+            over_at[:] = [run.over_at]
             return Claim(
                 worker=self.worker,
                 revision=terms.revision,
@@ -175,6 +183,7 @@ class Taking:
                 task=task.sequence,
                 delivery=task.delivery,
                 remote=self._remote,
+                runfold=RELEASE,
             )
 
         self.claiming[run.run_id] = run.fold.n
@@ -185,7 +194,11 @@ class Taking:
             raise
         if claim is None or live_claim(run.fold) != claim.n:
             give()
+            if claim is not None:
+                self._store.observer.let_go(run.run_id, claim.n)
             return None
+        if over_at[0]:
+            self._store.observer.woken(run.run_id, claim, over_at[0])
         return Taken(run, claim, restarts[0], give)
 
 
@@ -197,7 +210,9 @@ async def _settle(run: Log, decision: TaskDecision, lease: Lease) -> None:
             await pay(run)
             await lease.ack()
         case NotMine(why):
-            log.debug("run %s is not for this worker: %s", run.run_id, why)
+            log.debug(
+                "run %s is not for this worker: %s", run.run_id, why, extra={"run": run.run_id}
+            )
             # soon at first: in a mixed fleet the next worker may be the right one
             lease.nak(min(REVISIT_S, 0.05 * 2 ** min(lease.task.delivery, 10)))
         case Leave():

@@ -130,11 +130,22 @@ async def _probed(probe: Probe | None, start: StepStarted) -> Probed:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             answer = await probe(start.key)
     except Exception as error:
-        log.warning("the probe of %s failed: %s: %s", start.step, type(error).__name__, error)
+        log.warning(
+            "the probe of %s failed: %s: %s",
+            start.step,
+            type(error).__name__,
+            error,
+            extra={"step": start.step},
+        )
         return CannotTell(type(error).__name__)
     if isinstance(answer, Happened | DidNotHappen | CannotTell):  # pyright: ignore[reportUnnecessaryIsInstance]
         return answer
-    log.warning("the probe of %s answered %r, which is no answer", start.step, answer)
+    log.warning(
+        "the probe of %s answered %r, which is no answer",
+        start.step,
+        answer,
+        extra={"step": start.step},
+    )
     return CannotTell("no answer")
 
 

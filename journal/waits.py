@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
-from .records import NO_WAITS, Asked, Commit, Park, RunCompleted, Status
+from .records import NO_WAITS, Asked, Commit, Park, Release, RunCompleted, Status
 
 if TYPE_CHECKING:
+    from .codec import Entry
     from .fold import Fold
 
 Why: TypeAlias = Literal["approval", "reconcile", "retry", "pause", "turn"]
@@ -177,6 +178,17 @@ def status(fold: Fold, *, held: bool = False, now: str = "") -> Status:
     if fold.wait is not None and fold.wait.why in ("retry", "turn"):
         return "waiting"
     return "awaiting_approval"
+
+
+def status_after(fold: Fold, entry: Entry) -> Status:
+    """The status that the next record leaves. Under a live claim all but its ends leave it running:
+    no fold needed, which keeps a step's cost flat."""
+    ends = isinstance(entry.record, Release | Park | RunCompleted | Commit)
+    if fold.claim is not None and not ends:
+        return "running"
+    after = fold.copy()
+    after.apply(entry)
+    return after.status()
 
 
 def wakes_at(fold: Fold) -> str:

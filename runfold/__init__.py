@@ -24,7 +24,7 @@ def _check_not_shadowed() -> None:
 
 _check_not_shadowed()
 
-from journal.doors import Receipt, Started, purge, signal, start, state  # noqa: E402
+from journal.doors import Receipt, Started, signal, start, state  # noqa: E402
 from journal.errors import (  # noqa: E402
     BadPayload,
     ChildFailed,
@@ -65,7 +65,8 @@ from journal.messages import (  # noqa: E402
     ToolSpec,
     Usage,
 )
-from journal.records import Mode, Record  # noqa: E402
+from journal.purging import purge  # noqa: E402
+from journal.records import RELEASE, Mode, Record  # noqa: E402
 from journal.signals import Approve, Cancel, Reconcile, Reject, Resume  # noqa: E402
 from journal.steps import CannotTell, DidNotHappen, Happened, Probe  # noqa: E402
 from journal.store import Appended, Conflict, Loaded, Store  # noqa: E402
@@ -114,7 +115,7 @@ from worker.tools import (  # noqa: E402
 
 from .store import open_store  # noqa: E402
 
-__version__ = "0.4.0"
+__version__ = RELEASE
 
 __all__ = [
     "JSON",

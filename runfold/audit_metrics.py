@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
+
+from journal.families import Family, counter, gauge, shown
 
 
 class Counts(Protocol):
@@ -27,25 +28,30 @@ class Counts(Protocol):
         ...
 
 
+def families(counts: Counts) -> list[Family]:
+    return [
+        counter("runfold_audit_violations", "Violations found in journals", counts.violations),
+        counter("runfold_audit_runs", "Runs whose first record was audited", counts.runs),
+        counter("runfold_audit_records", "Records audited", counts.records),
+        gauge(
+            "runfold_audit_behind",
+            "Records (of a directory: files) that wait to be audited",
+            counts.behind,
+        ),
+        gauge(
+            "runfold_audit_looked_at_seconds",
+            "When the store was last asked for more, in seconds since 1970; 0: not yet",
+            counts.looked_at,
+        ),
+    ]
+
+
 class _Collector(Collector):
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
 
-    def collect(self) -> Iterator[Metric]:
-        counts = self._counts
-        totals = (
-            ("violations", "Violations found in journals", counts.violations),
-            ("runs", "Runs whose first record was audited", counts.runs),
-            ("records", "Records audited", counts.records),
-        )
-        for name, about, value in totals:
-            yield CounterMetricFamily(f"runfold_audit_{name}", about, value=value)
-        gauges = (
-            ("behind", "Records (of a directory: files) that wait to be audited", counts.behind),
-            ("looked_at_seconds", "When the store was last asked for more", counts.looked_at),
-        )
-        for name, about, value in gauges:
-            yield GaugeMetricFamily(f"runfold_audit_{name}", about, value=value)
+    def collect(self) -> Iterable[Metric]:
+        return shown(families(self._counts), Metric)
 
 
 def serve_metrics(host: str, port: int, counts: Counts) -> int:

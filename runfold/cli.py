@@ -19,6 +19,7 @@ from .commands import (
     fleet,
     look,
     operate,
+    purge,
     running,
     signals,
     talk,
@@ -47,6 +48,7 @@ dev.register(app)
 operate.register(app)
 check.register(app)
 export.register(app)
+purge.register(app)
 bridge.register(app)
 
 

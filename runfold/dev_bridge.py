@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import re
 import signal
 import socket
 import sys
@@ -27,7 +28,8 @@ STOP_S: Final = 15.0
 
 LINE_BYTES_MAX: Final = 64 * 1024
 NEEDS: Final = ("prometheus_client", "sse_starlette", "starlette", "uvicorn")
-_READY: Final = b"runfold: bridge: http://"
+_READY: Final = re.compile(rb'^(?:runfold: |\{.*"message":")bridge: (http://[^\s"]+)')
+"""As text, or as JSON (logs.py)."""
 
 
 def missing() -> str | None:
@@ -155,8 +157,8 @@ class DevBridge:
         while chunk := await stderr.read(LINE_BYTES_MAX):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                if line.startswith(_READY):
-                    self.address = line.removeprefix(b"runfold: bridge: ").decode()
+                if address := _address(line):
+                    self.address = address
                     self._ready.set()
                 else:
                     _say(line + b"\n")
@@ -169,6 +171,12 @@ class DevBridge:
     def _send(self, number: signal.Signals) -> None:
         if self._child is not None and self._child.returncode is None:
             self._child.send_signal(number)
+
+
+def _address(line: bytes) -> str:
+    """The bridge's, where the line says that it is ready."""
+    found = _READY.match(line)
+    return found[1].decode() if found else ""
 
 
 def _say(line: bytes) -> None:

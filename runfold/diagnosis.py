@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from journal.errors import JournalDamaged
+from journal.errors import JournalDamaged, NotProvisioned
 from journal.fold import Fold
 from journal.ids import RunId
 from journal.inbox import told
@@ -30,7 +30,15 @@ RUNS_MAX = 2000
 PROGRESS_RUNS = 200
 
 Problem: TypeAlias = Literal[
-    "damaged", "newer", "no_task", "worker_gone", "overdue", "child_ended", "no_worker"
+    "damaged",
+    "newer",
+    "lost",
+    "no_task",
+    "worker_gone",
+    "overdue",
+    "child_ended",
+    "child_gone",
+    "no_worker",
 ]
 
 
@@ -51,6 +59,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
+RESTORED = "docs/operations.md says what to do after an older backup was put back"
 SWEEP = "a worker's sweep wakes it within a minute; `runfold sweep` does so now"
 
 
@@ -90,18 +99,43 @@ async def _look(
     try:
         log = await Log.read(store, run)
     except JournalDamaged as damage:
-        fix = "restore its journal from an export that has all of it, or purge it"
+        fix = f"no worker takes it; settle outside what `runfold show {run}` says that it began"
         return 0, Found(run=run, problem="damaged", what=damage.message, fix=fix)
     fold = log.fold
     if fold.newer is not None:
         what = f"it holds a record of a newer version: {fold.newer}"
-        return fold.n, Found(run=run, problem="newer", what=what, fix="update this installation")
+        return fold.n, Found(run=run, problem="newer", what=what, fix=_newer_workers(workers))
     if fold.started is None or fold.finished or not isinstance(store, JetStreamStore):
         return None
     problem = await _stuck(store, log)
-    if problem is None or await store.tasks.holds(run, fold.started.agent):
+    try:
+        cause = await store.tasks.cause(run, fold.started.agent)
+    except NotProvisioned:  # which doctor says, too
+        cause = None
+    if cause is not None and cause > fold.n:
+        problem = _lost(fold, run, cause)
+    elif problem is None or cause is not None:
         problem = _nobody_may(fold, run, workers)
     return None if problem is None else (fold.n, problem)
+
+
+def _lost(fold: Fold, run: RunId, cause: int) -> Found:
+    """A worker takes the journal for an old copy, and leaves the run alone: as long as it is one,
+    rightly. What is missing may be the start of a write that happened."""
+    what = (
+        f"a task is about its record {cause}, and its journal ends at record {fold.n}: "
+        "acknowledged records are gone"
+    )
+    return Found(run=run, problem="lost", what=what, fix=f"{RESTORED}; `runfold cancel {run}`")
+
+
+def _newer_workers(workers: Sequence[Mapping[str, Any]]) -> str:
+    """What to do about a run that a newer version wrote to."""
+    releases = sorted({str(one["runfold"]) for one in workers if "runfold" in one})
+    connected = (
+        f"connected are workers of {', '.join(releases)}" if releases else "none is connected"
+    )
+    return f"start a worker of that release ({connected}), and update this installation"
 
 
 async def _stuck(store: JetStreamStore, log: Log) -> Found | None:
@@ -125,18 +159,27 @@ async def _stuck(store: JetStreamStore, log: Log) -> Found | None:
         assert fold.wait is not None
         what = f"its wait was over at {fold.wait.until}, and no task tells a worker"
         return Found(run=run, problem="overdue", what=what, fix=SWEEP)
-    if fold.wait is not None and fold.wait.child and await _ended(store, fold.wait.child):
-        what = f"the child it waits for, {fold.wait.child}, has ended and it was not told"
-        return Found(run=run, problem="child_ended", what=what, fix=SWEEP)
-    return None
+    return await _childless(store, fold, run)
 
 
-async def _ended(store: Store, child: str) -> bool:
+async def _childless(store: Store, fold: Fold, run: RunId) -> Found | None:
+    """Where the child that the run waits for won't end its wait."""
+    if fold.wait is None or not fold.wait.child:
+        return None
+    child = fold.wait.child
     try:
         log = await Log.resumed(store, RunId(child), by="doctor")
     except JournalDamaged:
-        return False
-    return log.fold.finished
+        return None  # it is found itself
+    if log.fold.finished:
+        what = f"the child it waits for, {child}, has ended and it was not told"
+        return Found(run=run, problem="child_ended", what=what, fix=SWEEP)
+    if log.fold.n == 0:  # a parent waits only for a child that was started
+        what = f"the child it waits for, {child}, has no journal: acknowledged records are gone"
+        return Found(
+            run=run, problem="child_gone", what=what, fix=f"{RESTORED}; `runfold cancel {run}`"
+        )
+    return None
 
 
 def _nobody_may(fold: Fold, run: RunId, workers: Sequence[Mapping[str, Any]]) -> Found | None:

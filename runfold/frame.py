@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any, cast
 import typer
 
 from journal.errors import RunfoldError
-from journal.escape import visible
 
-from .terminal import emit_json, note
+from .logs import LogFormat, complain, note, set_up
+from .terminal import emit_json
 
 EXIT_BY_CODE = {
     "invalid_id": 2,
@@ -61,9 +59,11 @@ class Interrupted(RunfoldError):
     code = "interrupted"
 
 
-def execute(json: bool, command: Coroutine[Any, Any, int]) -> None:
+def execute(
+    json: bool, command: Coroutine[Any, Any, int], log_format: LogFormat = LogFormat.TEXT
+) -> None:
     """Run a command's body; its result is the exit code."""
-    _log_to_stderr()
+    set_up(log_format)
     told: list[Signals] = []
     try:
         code = asyncio.run(_until_told(command, told))
@@ -112,8 +112,7 @@ def _flat(group: BaseException) -> list[RunfoldError]:
 
 def report(error: RunfoldError, json: bool) -> int:
     """One line on stderr; with --json also the error object on stdout. Returns the exit code."""
-    hint = f" ({error.hint})" if error.hint else ""
-    print(f"runfold: {visible(error.message)}{visible(hint)}", file=sys.stderr)
+    complain(error.message, error.hint, error.code, error.run_id)
     if json:
         body = {
             "code": error.code,
@@ -139,16 +138,3 @@ def report_bug(error: BaseException, json: bool) -> int:
     bug = RunfoldError(what, hint="RUNFOLD_DEBUG=1 shows where; please report it")
     bug.__cause__ = error
     return report(bug, json)
-
-
-class _Visible(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"runfold: {visible(record.getMessage())}"
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Visible())
-    logger = logging.getLogger("runfold")
-    logger.handlers[:] = [handler]
-    logger.propagate = False

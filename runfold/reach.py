@@ -122,7 +122,7 @@ class StoreRuns:
         loaded = await self._store.load(run_id)
         log = Log.of(self._store, run_id, loaded)
         unusable: RunfoldError | None = None
-        if log.fold.started is None:
+        if log.gone:
             try:
                 log.check_runnable()
             except RunfoldError as error:

@@ -45,6 +45,8 @@ from journal.views import (
 )
 from journal.waits import instant_text
 
+from .logs import note as note
+
 EXIT_BY_STATUS = {
     "completed": 0,
     "running": 0,
@@ -71,11 +73,6 @@ def emit_json(value: Any) -> None:
 def say(text: str = "") -> None:
     """A line for people, already made visible."""
     print(text)
-
-
-def note(text: str) -> None:
-    """A line on stderr beside the answer."""
-    print(f"runfold: {visible(text)}", file=sys.stderr)
 
 
 def options(store: str | None, namespace: str) -> str:
@@ -175,7 +172,8 @@ def _what(entry: Entry) -> str:
         case InputWithdrawn() as r:
             return f"withdrawn {visible(r.request_id)}"
         case NewerRecord() as r:
-            return f"newer     {visible(r.type_)}\n      {_as_it_stands(entry.raw)}"
+            what = f"{visible(r.type_)}: {visible(r.why)}; update this installation"
+            return f"newer     {what}\n      {_as_it_stands(entry.raw)}"
         case other:
             return tag(other)
 

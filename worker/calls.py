@@ -84,7 +84,11 @@ def _failed(journal: Journal, start: StepStarted, error: Exception, *, read: boo
     what = f"{start.step} raised {type(error).__name__}: {text_of(error)}"
     if start.replay == "unsafe":
         what = f"run {journal.run_id}: {what}"
-        log.warning("%s; whether it happened is unknown", what)
+        log.warning(
+            "%s; whether it happened is unknown",
+            what,
+            extra={"run": journal.run_id, "step": start.step},
+        )
         raise IndeterminateError(what, step=start.step, run_id=journal.run_id) from error
     if isinstance(error, Transient) or not read:
         raise step_failed(journal, start.step, what) from error

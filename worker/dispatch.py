@@ -11,6 +11,7 @@ from journal.errors import JournalDamaged, RunfoldError
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.lease import Lease
+from journal.limits import RESULT_PATIENCE_S
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import Task
 from journal.taking import Taken, Taking, clock_of
@@ -75,11 +76,16 @@ class Dispatcher:
         try:
             held = await self._taken(task, lease)
         except JournalDamaged as damage:
-            log.error("%s", damage.message)
+            log.error("%s", damage.message, extra={"run": task.run_id})
             await lease.ack()  # doctor and inbox show it
             return
         except RunfoldError as error:
-            log.warning("run %s is left to redelivery: %s", task.run_id, error.message)
+            log.warning(
+                "run %s is left to redelivery: %s",
+                task.run_id,
+                error.message,
+                extra={"run": task.run_id},
+            )
             lease.leave()
             return
         if held is not None:
@@ -108,6 +114,7 @@ class Dispatcher:
         journal = Journal.claimed(
             run, taken.claim, is_write=agent.is_unsafe, ack_wait_s=self.ack_wait_s
         )
+        journal.result_patience_s = RESULT_PATIENCE_S
         held = Held(
             journal,
             agent,

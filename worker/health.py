@@ -20,7 +20,13 @@ from journal.messages import JSON
 
 log = logging.getLogger("runfold")
 
-PATHS: Final = ("/healthz", "/readyz")
+ALIVE: Final = "/livez"
+PATHS: Final = ("/healthz", "/readyz", ALIVE)
+
+METRICS: Final = "/metrics"
+NO_METRICS: Final = b"metrics need prometheus_client: pip install 'runfold[metrics]'\n"
+JSON_TYPE: Final = "application/json"
+TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 REQUEST_S_MAX: Final = 5.0
 """Silence within a request: a client that says nothing holds a thread no longer."""
@@ -32,27 +38,45 @@ TEXT_MAX: Final = 500
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """What a worker says of itself; `details` are further fields of the answer."""
+    """What a worker says of itself; `details` are further fields of the answer. `hopeless`: only a
+    new process can be well again, and this one holds nothing that a kill would cut off."""
 
     ok: bool
+    hopeless: bool = False
     problems: tuple[str, ...] = ()
     details: dict[str, JSON] = {}
 
 
+class Load(Struct, frozen=True):
+    """How much a worker has to do. `backlog`: by agent, tasks that were said to wait."""
+
+    active: int
+    concurrency: int
+    connected: bool
+    stubborn: int
+    backlog: dict[str, int]
+
+
 @contextmanager
 def serve_health(
-    port: int, report: Callable[[], Health], host: str = "127.0.0.1"
+    port: int,
+    report: Callable[[], Health],
+    host: str = "127.0.0.1",
+    metrics: Callable[[], bytes] | None = None,
 ) -> Generator[HealthServer, None, None]:
-    """While entered, GET /healthz and /readyz answer 200 or, where `report` says not ok, 503.
+    """While entered, GET /healthz and /readyz answer 200 or, where `report` says not ok, 503; GET
+    /livez answers 503 only where it says hopeless.
 
-    Port 0 takes a free one: see the `port` of what this gives. `report` is called in other threads,
-    several at once; where it raises, the answer is 503 with the exception's text. Raises OSError
-    where the port can't be had.
+    GET /metrics answers what `metrics` makes for Prometheus; without it 501.
+
+    Port 0 takes a free one: see the `port` of what this gives. Both are called in other threads,
+    several at once; where it raises, the answer is 503 (/livez: 200) with the exception's text.
+    Raises OSError where the port can't be had.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"a port is 0 to 65535, not {port}")
     try:
-        server = HealthServer(host, port, report)
+        server = HealthServer(host, port, report, metrics)
     except OSError as error:
         why = error.strerror or str(error)
         what = f"health can't be served at {host} port {port}: {why}; choose another port"
@@ -87,8 +111,15 @@ class HealthServer(ThreadingHTTPServer):
     daemon_threads = True  # a report that hangs keeps no process from ending
     block_on_close = False
 
-    def __init__(self, host: str, port: int, report: Callable[[], Health]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        report: Callable[[], Health],
+        metrics: Callable[[], bytes] | None,
+    ) -> None:
         self.report = report
+        self.metrics = metrics
         self._places = threading.BoundedSemaphore(REQUESTS_AT_ONCE_MAX)
         if ":" in host:
             self.address_family = socket.AF_INET6
@@ -132,20 +163,23 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] in PATHS:
-            self._answer(*_judged(self.server.report))
+        path = self.path.partition("?")[0]
+        if path in PATHS:
+            self._answer(*_judged(self.server.report, path == ALIVE))
+        elif path == METRICS:
+            self._answer(*_measured(self.server.metrics))
         else:
             self._no_such()
 
     def _no_such(self) -> None:
-        text = f"GET {' or '.join(PATHS)}"
+        text = f"GET {' or '.join((*PATHS, METRICS))}"
         self._answer(404, msgspec.json.encode({"ok": False, "problems": [text]}))
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _no_such
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status: int, body: bytes, kind: str = JSON_TYPE) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
@@ -156,12 +190,24 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: probes come every few seconds."""
 
 
-def _judged(report: Callable[[], Health]) -> tuple[int, bytes]:
+def _judged(report: Callable[[], Health], alive: bool) -> tuple[int, bytes]:
     try:
         health = report()
-        told = {"ok": health.ok, "problems": health.problems}
+        well = not health.hopeless if alive else health.ok
+        told = {"ok": well, "problems": health.problems}
         body = msgspec.json.encode(told | health.details | told)  # details can't hide a problem
-    except Exception as error:  # not known to be well is not well
+    except Exception as error:  # not known to be well is not well; nor is it hopeless
         text = visible(f"the health report failed: {type(error).__name__}: {str(error)[:TEXT_MAX]}")
-        return 503, msgspec.json.encode({"ok": False, "problems": [text]})
-    return (200 if health.ok else 503), body
+        body = msgspec.json.encode({"ok": alive, "problems": [text]})
+        return (200 if alive else 503), body
+    return (200 if well else 503), body
+
+
+def _measured(metrics: Callable[[], bytes] | None) -> tuple[int, bytes, str]:
+    if metrics is None:
+        return 501, NO_METRICS, TEXT_TYPE
+    try:
+        return 200, metrics(), TEXT_TYPE
+    except Exception as error:
+        text = visible(f"the metrics failed: {type(error).__name__}: {str(error)[:TEXT_MAX]}")
+        return 500, f"{text}\n".encode(), TEXT_TYPE

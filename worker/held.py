@@ -74,6 +74,11 @@ class Held:
     def run_id(self) -> RunId:
         return self.journal.run_id
 
+    @property
+    def _extra(self) -> dict[str, str | int]:
+        """Of a log line."""
+        return {"run": self.run_id, "claim": self.claim, "agent": self.agent.name}
+
     def holds(self, run_id: RunId, claim: int) -> bool:
         """The answer to "do you hold it under this claim?": also while a write that was begun under
         it may still run here."""
@@ -129,7 +134,12 @@ class Held:
             watch.cancel()
             await asyncio.wait([watch])
         if not watch.cancelled() and (bug := watch.exception()) is not None:
-            log.error("run %s: its heartbeat failed: this is a bug", self.run_id, exc_info=bug)
+            log.error(
+                "run %s: its heartbeat failed: this is a bug",
+                self.run_id,
+                exc_info=bug,
+                extra=self._extra,
+            )
         if not turn.done():
             self._name_stubborn(turn)
         await self._end(turn)
@@ -147,7 +157,12 @@ class Held:
 
     def _name_stubborn(self, turn: asyncio.Task[None]) -> None:
         where = _place(turn)
-        log.error("run %s: its task ignores that it was cancelled, in %s", self.run_id, where)
+        log.error(
+            "run %s: its task ignores that it was cancelled, in %s",
+            self.run_id,
+            where,
+            extra=self._extra,
+        )
         self._stubborn(turn)
 
     async def _end(self, turn: asyncio.Task[None]) -> None:
@@ -168,13 +183,17 @@ class Held:
                 case None | Fenced():
                     await self._fenced()
                 case StoreUnavailable() | NewerVersion() | JournalDamaged():
-                    log.warning("run %s is left as it is: %s", self.run_id, error)
+                    log.warning(
+                        "run %s is left as it is: %s", self.run_id, error, extra=self._extra
+                    )
                     self._leave()
                 case _:
-                    log.error("run %s: this is a bug", self.run_id, exc_info=error)
+                    log.error(
+                        "run %s: this is a bug", self.run_id, exc_info=error, extra=self._extra
+                    )
                     self._leave()
         except RunfoldError as problem:  # the next delivery, or the sweep, finds out
-            log.warning("run %s is left as it is: %s", self.run_id, problem)
+            log.warning("run %s is left as it is: %s", self.run_id, problem, extra=self._extra)
             self._leave()
 
     async def _settle(self) -> None:
@@ -212,7 +231,9 @@ class Held:
             return
         await carry_on(self.journal, self.agent, attended=False, deaf=self._deaf, clock=self._clock)
         if writing:
-            log.warning("run %s: a write of its cancelled turn still runs", self.run_id)
+            log.warning(
+                "run %s: a write of its cancelled turn still runs", self.run_id, extra=self._extra
+            )
         await self._settle()
 
     async def _refreshed(self) -> None:
@@ -240,7 +261,12 @@ class Held:
                 by=self.journal.worker,
                 worker=True,
             )
-            log.info("run %s: told its holder what %s returned", self.run_id, start.step)
+            log.info(
+                "run %s: told its holder what %s returned",
+                self.run_id,
+                start.step,
+                extra=self._extra,
+            )
 
     def _leave(self) -> None:
         self.journal.give_up()
@@ -300,11 +326,12 @@ class Held:
         try:
             news = await journal.store.load(journal.run_id, after=journal.tail)
         except (StoreUnavailable, JournalDamaged) as error:
-            log.warning("run %s: its tail can't be read: %s", self.run_id, error)
+            log.warning("run %s: its tail can't be read: %s", self.run_id, error, extra=self._extra)
             return None
         for entry in news.entries:
             record = entry.record
             if isinstance(record, Claim) and record.n > journal.claim:
+                journal.lose()
                 journal.give_up()
                 return False
             if isinstance(record, Signal) and record.name == "cancel":

@@ -20,6 +20,7 @@ from journal.handle import Journal
 from journal.inputs import decide_placing
 from journal.messages import JSON, Message, Reply, ToolRequest
 from journal.records import InputPlaced, StepCompleted, StepError, StepStarted, Verdict, VerdictDeny
+from journal.step_state import call_step
 from journal.steps import completed_value, make_call
 from journal.stops import AwaitDecisions
 from journal.terms import Complete, Continue, Fail, Next
@@ -206,6 +207,9 @@ async def _answer_calls(
 ) -> list[StepCompleted]:
     """The results of all calls in order; raises AwaitDecisions where a decision is missing. The
     others run first, so that a person's absence holds up only what waits for the person."""
+    for index, request in enumerate(reply.calls):
+        if journal.fold.done(step := call_step(n, index, request.name)):
+            journal.store.observer.replayed(journal.run_id, step)
     if not await _in_parallel(journal, agent, n, reply, verdicts):
         for index, request in enumerate(reply.calls):
             await _answer_call(journal, agent, n, index, request, verdicts[index])

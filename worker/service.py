@@ -10,17 +10,16 @@ import logging
 import os
 import random
 import secrets
-import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-
-import msgspec
 
 from journal import ids, limits
 from journal.errors import RunfoldError, StoreUnavailable
 from journal.handle import process_name
 from journal.ids import RunId
+from journal.observing import UNOBSERVED, Observer, beside
+from journal.retaining import keep_retaining
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
 from journal.stores.tasks_pull import Puller
@@ -29,7 +28,8 @@ from journal.sweep import keep_sweeping
 from .agent import Agent
 from .dispatch import Dispatcher
 from .events import first_of
-from .health import Health
+from .health import Health, Load
+from .report import report_of
 from .watchdog import Watchdog
 
 log = logging.getLogger("runfold")
@@ -39,6 +39,8 @@ STALE_S = 0.2
 YIELD_S = 0.03
 LATELY_S = 60.0
 """Where priorities are in use, a pull for the lower ones waits this long for the higher ones'."""
+HOPELESS_ACK_WAITS = 2
+"""After one, messages are delivered again; after two, whoever took them has claimed the runs."""
 CUT_S = 1.5
 """For settling what was cut off when the grace was over."""
 
@@ -48,7 +50,9 @@ class Worker:
 
     `concurrency` runs at once · `ack_wait_s` a run of a worker that is lost is taken over after, 1
     to 600 · `restart_limit` workers lost in a row by a run before that is its failure (R52) ·
-    `grace_s` for steps to end when it is stopped. Raises ValueError, TypeError, InvalidId.
+    `grace_s` for steps to end when it is stopped · `retain_s` after its end a run is purged, for
+    workers that may purge · `observer` is told of the work.
+    Raises ValueError, TypeError, InvalidId.
     """
 
     def __init__(
@@ -64,13 +68,16 @@ class Worker:
         restart_limit: int = limits.RESTART_LIMIT,
         grace_s: float = limits.GRACE_S,
         sweep_s: float = limits.SWEEP_S,
+        retain_s: float | None = None,
         on_ready: Callable[[], None] | None = None,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         _check_range("concurrency", concurrency, 1, limits.CONCURRENCY_MAX)
         _check_range("ack_wait_s", ack_wait_s, limits.ACK_WAIT_MIN_S, limits.ACK_WAIT_MAX_S)
         _check_range("restart_limit", restart_limit, 1, limits.RESTART_LIMIT_MAX)
         _check_range("grace_s", grace_s, 0, 3600)
         _check_range("sweep_s", sweep_s, 0.1, 3600)
+        _check_range("retain_s", retain_s or 0, 0, limits.RETENTION_MAX_S)
         if not agents:
             raise ValueError("a worker needs at least one agent")
         self.agents = {agent.name: agent for agent in agents}
@@ -82,11 +89,13 @@ class Worker:
         self.id = ids.name(f"{own}-{secrets.token_hex(4)}", "a worker")
         self.stubborn: set[asyncio.Task[None]] = set()
         self._store = JetStreamStore(url, namespace=namespace, creds=creds)
+        self._store.observer = beside(self._store.observer, observer)
         self._concurrency = concurrency
         self._ack_wait_s = ack_wait_s
         self._restart_limit = restart_limit
         self._grace_s = grace_s
         self._sweep_s = sweep_s
+        self._retain_s = retain_s
         self._on_ready = on_ready
         self._dispatcher: Dispatcher | None = None
         self._watchdog: Watchdog | None = None
@@ -146,6 +155,9 @@ class Worker:
                     for priority in PRIORITIES
                 ]
                 loops.append(group.create_task(self._sweep(store)))
+                if self._retain_s is not None:
+                    retaining = keep_retaining(store, self._retain_s, by=self.id)
+                    loops.append(group.create_task(retaining))
                 loops.append(group.create_task(self._watch_connection()))
                 self._problem = ""
                 if self._on_ready is not None:
@@ -188,6 +200,7 @@ class Worker:
                 "run %s did not come to its next step in time: it is cut off; of a write nobody "
                 "knows then whether it happened (`runfold show`)",
                 held.run_id,
+                extra={"run": held.run_id},
             )
             held.forced.set()
         if self._works:
@@ -330,7 +343,8 @@ class Worker:
 
     def health(self) -> Health:
         """For other threads. Red while it is deaf: not connected, not heard of for two pulls, its
-        loop blocked, or being stopped (R55)."""
+        loop blocked, or being stopped (R55). Hopeless when the loop has been blocked for so long
+        that other workers have taken over what it held; never for want of a server."""
         problems: list[str] = []
         if self._problem:
             problems.append(self._problem)
@@ -339,7 +353,8 @@ class Worker:
         silent_s = time.monotonic() - self._heard
         if self._since and silent_s > 2 * PULL_S and self._free > 0:
             problems.append(f"the server has been silent for {silent_s:.0f} s")
-        if self._watchdog is not None and (blocked_s := self._watchdog.blocked_s):
+        blocked_s = self._watchdog.blocked_s if self._watchdog is not None else 0.0
+        if blocked_s:
             problems.append(f"its event loop has been blocked for {blocked_s:.1f} s")
         details = {
             "worker": self.id,
@@ -347,28 +362,30 @@ class Worker:
             "concurrency": self._concurrency,
             "stubborn": len(self.stubborn),
         }
-        return Health(ok=not problems, problems=tuple(problems), details=details)
+        return Health(
+            ok=not problems,
+            hopeless=blocked_s > HOPELESS_ACK_WAITS * self._ack_wait_s,
+            problems=tuple(problems),
+            details=details,
+        )
+
+    def load(self) -> Load:
+        """For other threads."""
+        backlog = dict.fromkeys(self.agents, 0)
+        for (agent, _), pending in self._backlog.copy().items():
+            backlog[agent] += pending
+        active, stubborn = len(self._works), len(self.stubborn)
+        return Load(active, self._concurrency, self._store.connected, stubborn, backlog)
 
     def report(self) -> bytes:
         """What `runfold workers` shows."""
-        held = self._dispatcher.held if self._dispatcher else {}
-        return msgspec.json.encode(
-            {
-                "worker": self.id,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "agents": [
-                    {"name": agent.name, "revision": agent.revision, "accepts": agent.accepts}
-                    for agent in self.agents.values()
-                ],
-                "concurrency": self._concurrency,
-                "ack_wait_s": self._ack_wait_s,
-                "draining": self._stopping.is_set(),
-                "active": [
-                    {"run": run_id, "claim": one.journal.claim, "agent": one.agent.name}
-                    for run_id, one in list(held.items())
-                ],
-            }
+        return report_of(
+            self.id,
+            self.agents.values(),
+            self._dispatcher.held if self._dispatcher else {},
+            concurrency=self._concurrency,
+            ack_wait_s=self._ack_wait_s,
+            draining=self._stopping.is_set(),
         )
 
 

@@ -118,7 +118,14 @@ async def _what_ended(
     what = f"{type(error).__name__}: {text_of(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its code"
-    log.warning("run %s: turn %s failed: %s (%s)", journal.run_id, ctx.iteration, what, where)
+    log.warning(
+        "run %s: turn %s failed: %s (%s)",
+        journal.run_id,
+        ctx.iteration,
+        what,
+        where,
+        extra={"run": journal.run_id},
+    )
     if expired:
         what = f"it took longer than {ends.turn_limit_s():g} s"
     return StepFailed(

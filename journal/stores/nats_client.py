@@ -17,6 +17,7 @@ from nats.aio.client import Client as _Client
 from nats.aio.subscription import Subscription
 
 from ..limits import CLOSE_WAIT_S
+from .nats_quorum import Quorum
 
 Take: TypeAlias = Callable[[bytes, bytes, bytes, dict[str, str]], None]
 """Subject, reply, payload, headers."""
@@ -50,6 +51,7 @@ class Client(_Client):
     def __init__(self) -> None:
         super().__init__()
         self._takers: dict[int, Take] = {}
+        self._quorum = Quorum()
 
     # ---- messages ---------------------------------------------------------------------------
 
@@ -139,6 +141,33 @@ class Client(_Client):
 
     # ---- lost connections -------------------------------------------------------------------
 
+    async def _process_connect_init(self) -> None:
+        """A server that has no room says so and closes; nats-py 2.16.0 writes first, and only tells
+        that the connection was lost."""
+        try:
+            await super()._process_connect_init()  # pyright: ignore[reportUnknownMemberType]
+        except ConnectionError as error:
+            # A reader that failed keeps what came before, and gives it to nobody.
+            reader: Any = getattr(self._transport, "_io_reader", None)  # None: a websocket
+            said = bytes(reader._buffer) if reader is not None else b""
+            if said.startswith(b"-ERR "):
+                text = said[5:].decode("utf-8", "replace").strip()
+                raise nats.errors.Error(f"nats: {text}") from error
+            raise
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """The servers of the cluster that a server tells of are the same user's, too: nats-py
+        2.16.0 connects to them as nobody, and what they refuse closes the connection for good. And
+        it goes on without TLS where tls:// asked for it: a password would follow."""
+        insisted = any(server.uri.scheme == "tls" for server in self._server_pool)
+        if initial_connection and insisted and not info.get("tls_required"):
+            raise nats.errors.Error("nats: tls:// is asked for, and the server has no TLS")
+        login, found, _ = self._current_server.uri.netloc.rpartition("@")  # pyright: ignore[reportOptionalMemberAccess]
+        if found:
+            others = [f"{login}@{address}" for address in info.get("connect_urls") or ()]
+            info = info | {"connect_urls": others}
+        await super()._process_info(info, initial_connection)  # pyright: ignore[reportUnknownMemberType]
+
     async def _process_err(self, err_msg: str) -> None:
         """nats-py closes for good over any error of the server but two. Only what a new connection
         meets again at once is left to that: refused credentials, and a message too large."""
@@ -148,6 +177,13 @@ class Client(_Client):
             await self._error_cb(nats.errors.Error(f"nats: {err_msg}"))  # pyright: ignore[reportUnknownMemberType]
         else:  # stale, too many connections, authentication timeout, shutting down…
             await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+
+    async def heard(self, subject: str, answer: bytes) -> None:
+        """An answer, by which it may be seen that this server is cut off from the others; then
+        another one of the cluster is connected to, where one is known."""
+        now = asyncio.get_running_loop().time()
+        if self._quorum.lost(subject, answer, now) and len(self._server_pool) > 1:
+            await self._process_op_err(nats.errors.Error("nats: this server is cut off"))
 
     async def _process_op_err(self, e: Exception) -> None:
         """nats-py closes the socket politely before it connects elsewhere: with bytes unsent that

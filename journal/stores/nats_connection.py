@@ -144,7 +144,10 @@ class Connection:
     ) -> Reply | NoReply:
         """One answer. Raises PermissionDenied, and StoreUnavailable once closed for good."""
         outcome = await self._ask(subject, payload, headers, timeout_s, None)
-        if isinstance(outcome, NoReply) or outcome.data or outcome.headers.get(STATUS) != "503":
+        if isinstance(outcome, NoReply):
+            return outcome
+        if outcome.data or outcome.headers.get(STATUS) != "503":
+            await self._nc.heard(subject, outcome.data)
             return outcome
         return NoReply(f"nobody answers on {subject}", nobody=True)
 

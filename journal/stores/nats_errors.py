@@ -16,6 +16,20 @@ _DENIED = re.compile(
 )
 
 
+_HINT = "is the server running, and the address right?"
+_HINTS = (
+    ("connections exceeded", "it has as many clients as it may: max_connections"),
+    # Its reason does not always arrive.
+    ("Connection lost", "its log says why it closed the connection; perhaps max_connections"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "SSL_CERT_FILE names a file of the authorities that are trusted; the certificate must be "
+        "for the host in the address",
+    ),
+    ("has no TLS", "deploy/nats/tls.conf is how it gets some; nats://… goes without"),
+)
+
+
 class Refused(nats.errors.Error):
     """Raised out of error_cb while opening: nats-py would go on for ever."""
 
@@ -42,10 +56,8 @@ def cannot_connect(shown: str, error: BaseException) -> RunfoldError:
             subject=shown,
             hint="give the user in the URL, or a credentials file",
         )
-    return StoreUnavailable(
-        f"cannot connect to NATS at {shown}: {text}",
-        hint="is the server running, and the address right?",
-    )
+    hint = next((said for word, said in _HINTS if word in text), _HINT)
+    return StoreUnavailable(f"cannot connect to NATS at {shown}: {text}", hint=hint)
 
 
 def closed(shown: str, error: Exception | None) -> StoreUnavailable:

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..errors import StoreUnavailable
+from ..errors import PermissionDenied, StoreUnavailable
 from ..ids import namespace as check_namespace
+from ..limits import READ_TRY_S
+from .account import AccountInfo, account_findings, read_account
 from .jetstream_answers import ApiError
 from .jetstream_streams import (
     rejected_config,
@@ -26,6 +28,7 @@ from .jetstream_streams import (
     tasks_name,
 )
 from .nats_connection import Connection
+from .nats_waiting import NoReply
 from .safety import Safety, ServerFacts, assess, joined, level_of
 from .signals_queue import SignalQueue
 from .stream_lookup import (
@@ -43,6 +46,7 @@ MONITOR_TRY_S = 5.0
 # nats-server 2.15.1
 _NO_PEERS = 10005
 _NAME_IN_USE = 10058
+_NO_MORE_STREAMS = 10027
 
 
 class Difference(Struct, frozen=True):
@@ -161,6 +165,7 @@ async def inspect(
     try:
         streams = await journal_streams(connection, namespace)
         tasks = await look_up(connection, tasks_name(namespace))
+        account = await _account(connection)
         version = connection.server_version
     finally:
         await connection.close()
@@ -186,8 +191,21 @@ async def inspect(
             for shard, found in enumerate(streams)
         ]
     )
-    findings = (*journals.findings, *task_findings(namespace, tasks.config if tasks else None))
+    findings = (
+        *journals.findings,
+        *task_findings(namespace, tasks.config if tasks else None),
+        *account_findings(account),
+    )
     return msgspec.structs.replace(journals, findings=findings, level=level_of(findings))
+
+
+async def _account(connection: Connection) -> AccountInfo:
+    """What is used of the account's limits; nothing known where this user may not ask."""
+    try:
+        reply = await connection.request("$JS.API.INFO", b"", timeout_s=READ_TRY_S)
+        return AccountInfo() if isinstance(reply, NoReply) else read_account(reply.data)
+    except (PermissionDenied, msgspec.MsgspecError):
+        return AccountInfo()
 
 
 def _existing(wanted: dict[str, Any], found: StreamInfo, *, any_replicas: bool) -> Made:
@@ -221,6 +239,8 @@ def _refused(shown: str, wanted: dict[str, Any], error: ApiError) -> StoreUnavai
         hint = (
             f"{wanted['num_replicas']} servers must be up; or choose: `runfold init --replicas 1`"
         )
+    elif error.err_code == _NO_MORE_STREAMS:
+        hint = "max_streams of the account must allow one for each shard and three more"
     return StoreUnavailable(
         f"the NATS server at {shown} does not make stream {wanted['name']}: {error}", hint=hint
     )

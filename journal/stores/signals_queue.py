@@ -59,10 +59,7 @@ class KeptSignal(Struct, frozen=True, kw_only=True):
     @property
     def request_id(self) -> str | None:
         """As the publisher's header gives it; None without one."""
-        for name, value in self.headers.items():
-            if name.lower() == REQUEST_HEADER:
-                return value or None
-        return None
+        return header_of(self.headers, REQUEST_HEADER) or None
 
     @property
     def key(self) -> str:
@@ -78,6 +75,11 @@ class SignalBacklog(Struct, frozen=True, kw_only=True):
     in_progress: int = 0
     redelivered: int = 0
     pulls: int = 0
+
+
+def header_of(headers: Mapping[str, str], wanted: str) -> str:
+    """The header's value, whatever case its publisher wrote the name in; "" without one."""
+    return next((value for name, value in headers.items() if name.lower() == wanted), "")
 
 
 class SignalQueue:

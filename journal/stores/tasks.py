@@ -27,6 +27,8 @@ from .tasks_message import (
     PRIORITIES,
     Priority,
     Task,
+    agent_of,
+    cause_of,
     consumer_filter,
     consumer_name,
     encode_payload,
@@ -54,7 +56,15 @@ class Backlog(Struct, frozen=True):
     waiting: int = 0
 
 
-_message = msgspec.json.Decoder(ApiAnswer)
+class _Stored(Struct, frozen=True):
+    data: bytes = b""
+
+
+class _Read(ApiAnswer, frozen=True):
+    message: _Stored = _Stored()
+
+
+_message = msgspec.json.Decoder(_Read)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -147,16 +157,21 @@ class TaskQueue:
 
     async def holds(self, run_id: RunId, agent: str) -> bool:
         """Whether a task of the run waits or is at work. By the leader, which may be stale."""
+        return await self.cause(run_id, agent) is not None
+
+    async def cause(self, run_id: RunId, agent: str) -> int | None:
+        """Of a task of the run that waits or is at work: the record it is about; None where there
+        is no task. By the leader, which may be stale."""
         for priority in PRIORITIES:
             request = {"last_by_subj": task_subject(self._namespace, agent, run_id, priority)}
             answer = await self._api.call(
                 _message, f"$JS.API.STREAM.MSG.GET.{self._stream}", _encode(request)
             )
             if answer.error is None:
-                return True
+                return cause_of(answer.message.data)
             if answer.error.err_code != MESSAGE_NOT_FOUND:
                 raise StoreUnavailable(f"stream {self._stream} refuses to be read: {answer.error}")
-        return False
+        return None
 
     async def backlog(self, agent: str) -> Backlog:
         """Without consumers (no worker was ever there) what waits is counted in the stream."""
@@ -173,6 +188,18 @@ class TaskQueue:
                 total.waiting + found.num_waiting,
             )
         return total
+
+    async def agents(self) -> dict[str, int]:
+        """Agents with tasks in the stream, waiting or at work, and how many; by the first 100 000
+        tasks' subjects (a page of nats-server 2.15.1)."""
+        found: dict[str, int] = {}
+        there = await self._api.info(f"{self._namespace}.task.>")
+        for subject, count in there.state.subjects.items():
+            tokens = subject.split(".")  # ns.task.<agent>.<run>[.high|.low]
+            if len(tokens) in (4, 5):
+                agent = agent_of(tokens[2])
+                found[agent] = found.get(agent, 0) + count
+        return found
 
     async def timers(self) -> int:
         """How many runs have a timer."""

@@ -52,6 +52,10 @@ def agent_token(agent: str) -> str:
     return agent.replace(".", "~")
 
 
+def agent_of(token: str) -> str:
+    return token.replace("~", ".")
+
+
 def task_subject(namespace: str, agent: str, run_id: RunId, priority: Priority) -> str:
     if priority not in _WORDS:
         raise ValueError(f"a priority is 1, 0 or -1, not {priority}")
@@ -76,6 +80,14 @@ def consumer_filter(namespace: str, agent: str, priority: Priority) -> str:
 
 def encode_payload(cause: int) -> bytes:
     return _encode(_Payload(cause))
+
+
+def cause_of(payload: bytes) -> int:
+    """0 where it says none: what is no task is removed by who is given it."""
+    try:
+        return _decode(payload).cause
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
 
 
 def read_task(message: Incoming, agent: str) -> Task:

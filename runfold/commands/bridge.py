@@ -23,8 +23,10 @@ from worker.opening import embedded, is_url
 
 from ..dying import die_with_parent
 from ..frame import UsageProblem, execute
+from ..logs import LogFormat, LogOption
 from ..options import CredsOption, JsonOption, NamespaceOption, StoreOption, Target, note_unsaid
 from ..terminal import emit_json, note, say
+from ..tracing import TraceOption, traced
 
 if TYPE_CHECKING:
     from bridge.auth import Auth
@@ -78,6 +80,8 @@ def bridge(
     store: StoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
+    trace: TraceOption = None,
+    log_format: LogOption = LogFormat.TEXT,
 ) -> None:
     """HTTP, the page, and signals by NATS, until it is told to stop (docs/http.md).
 
@@ -87,7 +91,8 @@ def bridge(
     die_with_parent()
     _allow_files()
     limits = {"ack_wait_s": ack_wait, "restart_limit": restart_limit}
-    execute(False, _bridge(listen, tokens, no_auth, limits, Target(store, namespace, creds)))
+    target = Target(store, namespace, creds)
+    execute(False, _bridge(listen, tokens, no_auth, limits, trace, target), log_format)
 
 
 def _allow_files() -> None:
@@ -102,7 +107,12 @@ def _allow_files() -> None:
 
 
 async def _bridge(
-    listen: str, tokens: Path | None, no_auth: bool, limits: dict[str, Any], target: Target
+    listen: str,
+    tokens: Path | None,
+    no_auth: bool,
+    options: dict[str, Any],
+    trace: bool | None,
+    target: Target,
 ) -> int:
     try:
         from bridge.service import OpenBridge
@@ -117,10 +127,12 @@ async def _bridge(
             "a directory has no bridge: it needs a NATS server", hint="use a nats:// store"
         )
     try:
-        if target.store is not None:
-            return await _serve(target.store, host, port, auth, limits, target)
-        async with embedded(target.namespace) as url:
-            return await _serve(url, host, port, auth, limits, target)
+        with traced(trace, "runfold-bridge", target.namespace) as observer:
+            options = {**options, "observer": observer}
+            if target.store is not None:
+                return await _serve(target.store, host, port, auth, options, target)
+            async with embedded(target.namespace) as url:
+                return await _serve(url, host, port, auth, options, target)
     except OpenBridge as error:
         raise UsageProblem(error.message, hint="give --tokens instead of --no-auth") from error
 
@@ -132,7 +144,7 @@ def _ready(made: Bridge, target: Target) -> None:
 
 
 async def _serve(
-    url: str, host: str, port: int, auth: Auth, limits: dict[str, Any], target: Target
+    url: str, host: str, port: int, auth: Auth, options: dict[str, Any], target: Target
 ) -> int:
     from bridge.service import Bridge
 
@@ -143,7 +155,7 @@ async def _serve(
         creds=target.creds,
         host=host,
         port=port,
-        **limits,
+        **options,
         on_ready=lambda: _ready(made, target),
     )
     try:

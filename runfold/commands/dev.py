@@ -21,6 +21,7 @@ from worker.server import EmbeddedServer
 from ..dev_bridge import PORT, DevBridge, missing
 from ..frame import UsageProblem, execute
 from ..loading import agent_file, agent_name
+from ..logs import LogFormat, LogOption
 from ..options import NamespaceOption
 from ..reloading import Reloading
 from ..store import HOME
@@ -62,6 +63,7 @@ def dev(
         bool, typer.Option("--no-bridge", help="Without HTTP and the page.")
     ] = False,
     namespace: NamespaceOption = "runfold",
+    log_format: LogOption = LogFormat.TEXT,
 ) -> None:
     """A server on .runfold/, a worker that reloads when a Python file beside its agents changes,
     and a bridge with the page, for this machine alone.
@@ -78,6 +80,7 @@ def dev(
         # A server that dev's user may have exported is not what dev works on.
         for name in ("RUNFOLD_STORE", "RUNFOLD_CREDS"):
             os.environ.pop(name, None)
+        os.environ["RUNFOLD_LOG"] = log_format  # of the worker and the bridge, too
         async with EmbeddedServer(HOME) as server:
             await provision(server.url, namespace=namespace)
             words = [
@@ -91,7 +94,7 @@ def dev(
             await _run(server, reloading, bridge, namespace)
         return 0
 
-    execute(False, body())
+    execute(False, body(), log_format)
 
 
 def _bridge(url: str, namespace: str, listen: str | None) -> DevBridge | None:

@@ -67,6 +67,7 @@ def _print_worker(report_: dict[str, Any]) -> None:
         report_.get("active", []), list[dict[str, Any]], strict=False
     )
     words = [f"agents {agents}", f"{len(active)} of {report_.get('concurrency', '?')} runs"]
+    words += [f"Runfold {report_['runfold']}"] if "runfold" in report_ else []
     words += ["draining"] if report_.get("draining") else []
     words += [str(report_["error"])] if "error" in report_ else []
     say(visible(f"{report_.get('worker', '?')}: {'; '.join(words)}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from journal.ids import new_run_id
 from journal.ids import run_id as checked_run_id
 from journal.limits import ACK_WAIT_S
 from journal.log import Log
+from journal.observing import beside
 from journal.views import Waiting, run_json
 from journal.waits import instant_text
 from worker.runner import run
@@ -32,6 +34,7 @@ from ..options import (
 )
 from ..reach import Runs, reached
 from ..terminal import EXIT_BY_STATUS, emit_json, note, options, print_run, say
+from ..tracing import TraceOption, traced
 
 WAIT_S_MAX = 86400.0
 
@@ -59,6 +62,7 @@ def run_command(
     store: StoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
+    trace: TraceOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start a run, or go on with it, as far as it goes.
@@ -76,7 +80,10 @@ def run_command(
         with agents_output(json):
             found = load_agent(agent)
         target = Target(store, namespace, creds)
-        async with opened(target) as opened_store:
+        async with AsyncExitStack() as stack:
+            observer = stack.enter_context(traced(trace, "runfold", namespace))
+            opened_store = await stack.enter_async_context(opened(target))
+            opened_store.observer = beside(opened_store.observer, observer)
             await note_safety(target, monitor, opened_store)
             if run_id is None and value is not None:
                 run_id = new_run_id()

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
 from signal import SIGINT, SIGTERM
@@ -14,20 +15,25 @@ from typing import Annotated
 
 import typer
 
+from journal.counting import Counting
 from journal.errors import RunfoldError
 from journal.escape import visible
 from journal.ids import name as checked_name
-from journal.limits import ACK_WAIT_S, CONCURRENCY, GRACE_S, RESTART_LIMIT
+from journal.limits import ACK_WAIT_S, CONCURRENCY, GRACE_S, RESTART_LIMIT, RETENTION_MAX_S
+from journal.observing import beside
 from worker.agent import Agent
 from worker.health import serve_health
 from worker.opening import embedded, is_url
 from worker.service import Worker
 
+from ..durations import seconds
 from ..dying import die_with_parent
 from ..frame import EXIT_BY_CODE, UsageProblem, execute, report
 from ..loading import load_agent
+from ..logs import LogFormat, LogOption, mark
 from ..options import CredsOption, NamespaceOption, StoreOption, Target
 from ..terminal import note
+from ..tracing import TraceOption, traced
 
 AgentsArgument = Annotated[
     list[str], typer.Argument(help="FILE.py:NAME or dotted.module:NAME, one or several Agents.")
@@ -62,11 +68,22 @@ def worker(
     ] = None,
     health: Annotated[
         str | None,
-        typer.Option("--health", help="[HOST:]PORT for GET /healthz and /readyz; on loopback."),
+        typer.Option(
+            "--health", help="[HOST:]PORT for GET /healthz, /readyz, /livez, /metrics; on loopback."
+        ),
+    ] = None,
+    retain: Annotated[
+        str | None,
+        typer.Option(
+            "--retain",
+            help="Purge runs that ended so long ago (30d). Needs a user who may. Default: never.",
+        ),
     ] = None,
     store: StoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
+    trace: TraceOption = None,
+    log_format: LogOption = LogFormat.TEXT,
 ) -> None:
     """Work the runs of these agents until it is told to stop.
 
@@ -85,7 +102,8 @@ def worker(
         restart_limit=restart_limit,
         grace_s=grace,
     )
-    execute(False, _work(agents, make, name, health, Target(store, namespace, creds)))
+    target = Target(store, namespace, creds)
+    execute(False, _work(agents, make, name, health, trace, retain, target), log_format)
 
 
 async def _work(
@@ -93,22 +111,29 @@ async def _work(
     make: Callable[..., Worker],
     name: str | None,
     health: str | None,
+    trace: bool | None,
+    retain: str | None,
     target: Target,
 ) -> int:
     if name is not None:
         checked_name(name, "a worker")
     where = None if health is None else _address(health)
+    retain_s = None if retain is None else seconds(retain, "--retain", most_s=RETENTION_MAX_S)
     found = [load_agent(one) for one in agents]
     _check_names(found)
-    async with _server(target) as url:
+    async with contextlib.AsyncExitStack() as stack:
+        observer = stack.enter_context(traced(trace, "runfold-worker", target.namespace))
+        url = await stack.enter_async_context(_server(target))
+        counting = Counting(time.monotonic)
+        told = observer if where is None else beside(observer, counting)
         try:
-            made = make(url, found, on_ready=lambda: _ready(made))
+            made = make(url, found, retain_s=retain_s, observer=told, on_ready=lambda: _ready(made))
         except ValueError as error:
             raise UsageProblem(str(error)) from error
-        with contextlib.ExitStack() as stack:
-            if where is not None:
-                stack.enter_context(_health(where, made))
-            await _serve(made)
+        mark(worker=made.id)
+        if where is not None:
+            stack.enter_context(_health(where, made, counting))
+        await _serve(made)
     return 0
 
 
@@ -191,13 +216,25 @@ def _address(text: str) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def _health(where: tuple[str, int], made: Worker) -> Generator[None]:
+def _health(where: tuple[str, int], made: Worker, counting: Counting) -> Generator[None]:
     host, port = where
+    metrics = _metrics(made, counting)
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(serve_health(port, made.health, host))
+            server = stack.enter_context(serve_health(port, made.health, host, metrics))
         except OSError as error:
             raise UsageProblem(str(error.strerror or error)) from error
         shown = f"[{host}]" if ":" in host else host
         note(f"health: http://{shown}:{server.port}/healthz")
+        if metrics is not None:
+            note(f"metrics: http://{shown}:{server.port}/metrics")
         yield
+
+
+def _metrics(made: Worker, counting: Counting) -> Callable[[], bytes] | None:
+    """None without the extra `metrics`."""
+    try:
+        from worker.metrics import WorkerMetrics
+    except ImportError:
+        return None
+    return WorkerMetrics(made, counting).text

@@ -17,8 +17,9 @@ from kit.proxy import Proxy
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
-from journal.doors import Started, purge, signal, start, state
+from journal.doors import Started, signal, start, state
 from journal.handle import Journal
+from journal.purging import purge
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision

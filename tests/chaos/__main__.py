@@ -40,6 +40,7 @@ def main() -> int:
             bridges=options.bridges,
             rate=options.rate,
             pace=options.pace,
+            shards=options.shards,
             kinds=frozenset(options.faults.split(",")) if options.faults else None,
             keep=keep,
         )
@@ -54,6 +55,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0, help="of faults, each topology")
     parser.add_argument("--seed", type=int, help="default: a random one, printed")
     parser.add_argument("--topology", choices=("single", "cluster", "both"), default="both")
+    parser.add_argument("--shards", type=int, default=1, help="journal streams")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--remotes", type=int, default=3, help="workers over HTTP")
     parser.add_argument("--bridges", type=int, default=2)

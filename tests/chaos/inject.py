@@ -15,7 +15,6 @@ from chaos.processes import Slot
 from chaos.servers import Servers, api, fill
 from chaos.wires import Wires
 
-STREAMS = ("JOURNAL_0", "TASKS", "SIGNALS")
 DELAY_S = 0.4
 LATER_S = 4.0
 
@@ -34,7 +33,9 @@ class Injector:
         plain: Any,
         tasks: deque[tuple[str, bytes]],
         log: Callable[[str], None],
+        shards: int,
     ) -> None:
+        self._streams = [*(f"JOURNAL_{shard}" for shard in range(shards)), "TASKS", "SIGNALS"]
         self._servers = servers
         self._slots = {"worker": workers, "remote": remotes, "bridge": bridges}
         self._wires = wires
@@ -150,7 +151,7 @@ class Injector:
 
     async def _step_down(self, fault: Fault) -> bool:
         """Of a stream, or of a consumer on it."""
-        stream = f"RUNFOLD_{STREAMS[fault.target % len(STREAMS)]}"
+        stream = f"RUNFOLD_{self._streams[fault.target % len(self._streams)]}"
         subject = f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}"
         if fault.target % 2:
             names = (await api(self._plain, f"$JS.API.CONSUMER.NAMES.{stream}")).get("consumers")

@@ -30,7 +30,10 @@ CHECK_S = 900.0
 class Settling:
     """Each part says what is wrong to the books."""
 
-    def __init__(self, books: Books, checker: Checker, store: JetStreamStore, plain: Any) -> None:
+    def __init__(
+        self, books: Books, checker: Checker, store: JetStreamStore, plain: Any, shards: int
+    ) -> None:
+        self._shards = shards
         self._books = books
         self._checker = checker
         self._store = store
@@ -58,10 +61,11 @@ class Settling:
 
     async def runs(self) -> None:
         """All are known, ended, and as they were when they were checked."""
-        counted = await self.subjects("JOURNAL_0", "runfold.journal.0.>")
-        counts = {
-            from_subject_token(subject.rpartition(".")[2]): n for subject, n in counted.items()
-        }
+        counts: dict[RunId, int] = {}
+        for shard in range(self._shards):
+            counted = await self.subjects(f"JOURNAL_{shard}", f"runfold.journal.{shard}.>")
+            for subject, n in counted.items():
+                counts[from_subject_token(subject.rpartition(".")[2])] = n
         for run in counts.keys() - self._books.runs.keys():
             await self._unheard(run)
         for run, book in self._books.runs.items():
@@ -159,11 +163,12 @@ class Settling:
                 return None
         raise AssertionError(f"record {sequence} of {stream} can't be read")
 
-    async def lost_acks(self, sequences: Sequence[int]) -> None:
+    async def lost_acks(self, lost: Sequence[tuple[str, int]]) -> None:
         """What the server said that it has, and the proxy kept to itself, is there."""
-        for sequence in sequences:
-            if await self._stored("JOURNAL_0", sequence) is None:
-                self._books.violation("", "a stored record is gone", f"sequence {sequence}")
+        for stream, sequence in lost:
+            if await self._stored(stream.removeprefix("RUNFOLD_"), sequence) is None:
+                what = f"sequence {sequence} of {stream}"
+                self._books.violation("", "a stored record is gone", what)
             else:
                 self._books.counts["lost acks settled"] += 1
 

@@ -107,7 +107,7 @@ class Soak:
             servers = await Servers.start(self.folder, cluster=cluster, disks=disks)
             stack.push_async_callback(servers.stop)
             stack.callback(servers.keep_logs, self.logs)
-            await provision(servers.url)
+            await provision(servers.url, shards=options.shards)
             wires = [await Wires.to(servers.urls) for _ in range(wired(options) + 1)]
             for one in wires:
                 stack.push_async_callback(one.stop)
@@ -169,6 +169,7 @@ class Soak:
             world.plain,
             self.watch.tasks,
             self.log,
+            options.shards,
         )
         self.injector = injector
         injecting = asyncio.create_task(injector.run(faults))
@@ -207,7 +208,7 @@ class Soak:
         await self.load.close()
         await until(lambda: not self.books.active, QUIET_S)
         self.log(f"{len(self.books.active)} runs are left")
-        settling = Settling(self.books, self.checker, world.store, world.plain)
+        settling = Settling(self.books, self.checker, world.store, world.plain, self.options.shards)
         for stream in ("TASKS", "SIGNALS"):
             left, deadline = -1, time.monotonic() + QUIET_S
             while left and time.monotonic() < deadline:
@@ -221,7 +222,7 @@ class Soak:
         await settling.runs()
         await settling.acknowledged()
         await settling.audited(world.zygote, world.servers.url)
-        await settling.lost_acks([seq for one in world.wires for seq in one.dropped])
+        await settling.lost_acks([lost for one in world.wires for lost in one.dropped])
         await until(lambda: all(slot.up for slot in world.all), UP_S)
         problems: list[str] = ["?"]
         deadline = time.monotonic() + UP_S

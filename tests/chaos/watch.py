@@ -56,7 +56,7 @@ class Watch:
         self.appends = 0
 
     async def run(self) -> None:
-        await self._plain.subscribe("runfold.journal.0.*", cb=self._on_append)
+        await self._plain.subscribe("runfold.journal.*.*", cb=self._on_append)
         await self._plain.subscribe("runfold.task.>", cb=self._on_task)
         group: set[asyncio.Task[None]] = set()
         talk = time.monotonic() + 1

@@ -37,12 +37,12 @@ class Wire(Proxy):
 
 
 class Wires:
-    """`await Wires.to(urls)`; `url` for the process. `dropped`: the journal's sequences whose
-    acknowledgements were lost."""
+    """`await Wires.to(urls)`; `url` for the process. `dropped`: the journal streams' sequences
+    whose acknowledgements were lost."""
 
     def __init__(self) -> None:
         self._wires: list[Wire] = []
-        self.dropped: list[int] = []
+        self.dropped: list[tuple[str, int]] = []
 
     @classmethod
     async def to(cls, urls: list[str]) -> Wires:
@@ -90,8 +90,8 @@ class Wires:
             if not is_publish_ack(payload):
                 return False
             ack = json.loads(payload)
-            if ack["stream"].endswith("_JOURNAL_0") and "error" not in ack:
-                self.dropped.append(ack["seq"])
+            if "_JOURNAL_" in ack["stream"] and "error" not in ack:
+                self.dropped.append((ack["stream"], ack["seq"]))
             return True
 
         return match

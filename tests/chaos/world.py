@@ -19,7 +19,7 @@ MEASURE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`rate`: starts a second. `pace`: of faults; 1 is a few of each kind a minute. `quick`:
+    """`shards`: journal streams. `rate`: starts a second. `pace`: of faults; 1 is a few of each kind a minute. `quick`:
     without what takes half a minute: to make a write again, by a person's word or a probe's, once
     the earlier call has surely ended; and `run()` in processes, whose runs, when one is killed,
     only the sweep finds."""
@@ -36,6 +36,7 @@ class Options:
     keep: Path
     quick: bool = False
     ack_wait_s: float = 3.0
+    shards: int = 1
 
 
 def wired(options: Options) -> int:

@@ -163,6 +163,14 @@ async def test_holds_sees_a_task_of_any_priority_and_of_no_other_run_or_agent(
     assert not await queue.holds(RUN, "desk")
 
 
+async def test_agents_are_those_with_tasks_waiting_or_at_work(queue: TaskQueue) -> None:
+    assert await queue.agents() == {}
+    for run, agent, priority in (("r1", "a.b", 0), ("r2", "a.b", 1), ("r3", "c", -1)):
+        await queue.publish(RunId(run), agent, cause=1, priority=priority)
+    await queue.schedule(RunId("r4"), "later", at=datetime(2999, 1, 1, tzinfo=UTC), cause=1)
+    assert await queue.agents() == {"a.b": 2, "c": 1}
+
+
 async def test_backlog_and_timers_count_what_waits(queue: TaskQueue) -> None:
     for priority in (-1, 0, 1):
         await queue.publish(RUN, AGENT, cause=7, priority=priority)

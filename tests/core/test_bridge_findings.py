@@ -18,7 +18,7 @@ from bridge.feed import Feed, Feeds
 from bridge.metrics import Metrics
 from bridge.service import Bridge
 from bridge.sse import Follow
-from journal import doors
+from journal import doors, purging
 from journal.errors import JournalDamaged, RunfoldError, RunNotFound, StoreUnavailable
 from journal.following import Watch
 from journal.ids import RunId
@@ -132,7 +132,7 @@ async def purged_behind(store: MemoryStore, chain: Chain) -> None:
     store_tail = len(chain.entries)
     chain.completed()
     await store.append(chain.run_id, chain.entries[-1], expected=store_tail)
-    await doors.purge(store, chain.run_id)
+    await purging.purge(store, chain.run_id)
 
 
 async def test_who_follows_a_run_that_is_purged_meanwhile_hears_of_no_damage() -> None:

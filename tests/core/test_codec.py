@@ -66,6 +66,10 @@ GOLDEN: dict[str, tuple[Record, str]] = {
         '{"type":"claim",%s,"worker":"http-a-1","revision":"1","reason":"new","task":5,'
         '"delivery":1,"remote":true}',
     ),
+    "claim with its release": (
+        Claim(worker="w1", revision="1", reason="wake", runfold="0.5.0"),
+        '{"type":"claim",%s,"worker":"w1","revision":"1","reason":"wake","runfold":"0.5.0"}',
+    ),
     "claim of run()": (
         Claim(worker="w1", revision="1", reason="new"),
         '{"type":"claim",%s,"worker":"w1","revision":"1","reason":"new"}',
@@ -483,19 +487,30 @@ def test_a_well_formed_record_that_this_version_cannot_read_is_newer(
     record = decode(edited("step.completed by a person", **changes))
     assert isinstance(record, NewerRecord)
     assert (record.n, record.id, record.prev) == (7, "0123456789ab-7", "f" * 32)
-    assert why in record.type_
+    assert why in f"{record.type_}: {record.why}"
+
+
+def test_a_newer_record_says_in_plain_words_what_is_new_about_it():
+    def why(**changes: Any) -> str:
+        record = decode(edited("step.completed by a person", **changes))
+        assert isinstance(record, NewerRecord)
+        return record.why
+
+    assert why(type="step.paused") == "this version knows no such type"
+    assert why(v=2) == "its format is version 2, and this one reads 1"
+    assert why(via="rumour") == "this version can't read its via: Invalid enum value 'rumour'"
 
 
 def test_a_newer_record_is_listed_under_its_own_type():
     raw = edited("signal approve", type="signal.sealed", claim=...)
-    assert Entry(decode(raw), raw).type.startswith("signal.sealed")
+    assert Entry(decode(raw), raw).type == "signal.sealed"
 
 
 @pytest.mark.parametrize("name", ["approve", "cancel", "input"])
 def test_a_signal_of_a_name_that_is_none_is_newer(name: str):
     record = decode(edited("signal resume", name=name + "s"))
     assert isinstance(record, NewerRecord)
-    assert name + "s" in record.type_
+    assert name + "s" in record.why
 
 
 # ---- what no version wrote --------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from kit.build import RUN
 from kit.records import Chain, fill
 
-from journal import doors
+from journal import purging
 from journal.errors import StoreUnavailable
 from journal.following import followed as entries_of
 from journal.records import NewerRecord
@@ -324,6 +324,6 @@ async def test_who_follows_a_run_that_is_purged_meanwhile_is_told_so() -> None:
     assert (await anext(entries)).record.n == 1
     chain.completed()
     await store.append(chain.run_id, chain.entries[-1], expected=1)
-    await doors.purge(store, RUN)
+    await purging.purge(store, RUN)
     with pytest.raises(RunNotFound):
         await anext(entries)

@@ -48,9 +48,11 @@ from journal.errors import (
     ToolError,
 )
 from journal.handle import Journal
+from journal.ids import RunId
 from journal.messages import JSON
 from journal.records import RunStarted, StepCompleted
 from journal.stepping import RetryLater
+from journal.store import AppendAnswer, Loaded, Unknown
 from journal.stores.memory import MemoryStore
 
 LLM, READ, PAY = "llm/1", "tool/1/0/lookup", "tool/1/1/pay"
@@ -327,6 +329,74 @@ async def test_an_unknown_append_is_tried_for_its_budget_and_no_longer(time: Vir
             await three_steps(journal, World())
         assert limits.APPEND_BUDGET_S <= time.now - began < limits.APPEND_BUDGET_S + 3
         assert all(pause <= 1.5 for pause in time.slept)
+
+
+OUTAGE_S = 600.0
+
+
+class Away(FaultyStore):
+    """Neither takes nor tells anything from when `since` says until the outage is over."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        super().__init__(shared=True)
+        self._time = time
+        self.since: float | None = None
+
+    def _is(self) -> bool:
+        return self.since is not None and self._time.now < self.since + OUTAGE_S
+
+    async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
+        if self._is():
+            return Unknown("not connected")
+        return await super().append(run_id, entry, expected=expected)
+
+    async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
+        if self._is():
+            self._time.now += limits.READ_BUDGET_S
+            raise StoreUnavailable("not connected; gave up")
+        return await super().load(run_id, after=after)
+
+
+@pytest.mark.parametrize(("patience_s", "recorded"), [(0.0, False), (3600.0, True)])
+async def test_a_workers_write_that_ends_while_the_store_is_away_is_recorded_when_it_is_back(
+    time: VirtualTime, patience_s: float, recorded: bool
+):
+    store = await fresh(Away(time))
+    world = World()
+
+    async def goes_away() -> JSON:
+        store.since = time.now
+        return "paid"
+
+    world.during[PAY] = goes_away
+    journal = await opened(store)
+    journal.result_patience_s = patience_s
+    if recorded:
+        assert (await three_steps(journal, world))[2] == "paid"
+        assert (await types_of(store))[-1] == "step.completed"
+        await journal.run_step("llm/2", "model", world.call("llm/2"))  # it goes on
+    else:
+        with pytest.raises(StoreUnavailable):
+            await three_steps(journal, world)
+    assert world.calls.count(PAY) == 1
+    await journal.close()
+
+
+async def test_only_the_result_of_a_write_is_tried_for_so_long(time: VirtualTime):
+    store = await fresh(Away(time))
+    world = World()
+
+    async def goes_away() -> JSON:
+        store.since = time.now
+        return "seen"
+
+    world.during[READ] = goes_away
+    journal = await opened(store)
+    journal.result_patience_s = 3600.0
+    with pytest.raises(StoreUnavailable):
+        await three_steps(journal, world)
+    assert time.now < (store.since or 0.0) + OUTAGE_S
+    await journal.close()
 
 
 async def test_a_record_that_lands_after_the_handle_gave_up_is_an_unknown_write_to_the_next():

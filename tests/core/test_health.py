@@ -43,6 +43,16 @@ def test_a_worker_that_is_not_well_answers_503_with_its_problems(path: str):
         assert asked(server.port, path) == (503, {"ok": False, "problems": ["deaf for 3 s"]})
 
 
+def test_a_worker_that_is_not_well_is_to_be_restarted_only_where_it_is_hopeless():
+    deaf = Health(ok=False, problems=("deaf for 3 s",))
+    with serve_health(0, lambda: deaf) as server:
+        told = {"ok": True, "problems": ["deaf for 3 s"]}
+        assert asked(server.port, "/livez") == (200, told)
+    stuck = Health(ok=False, hopeless=True, problems=("blocked",))
+    with serve_health(0, lambda: stuck) as server:
+        assert asked(server.port, "/livez") == (503, {"ok": False, "problems": ["blocked"]})
+
+
 def test_each_answer_is_a_new_report():
     reports = iter([WELL, Health(ok=False), WELL])
     with serve_health(0, lambda: next(reports)) as server:
@@ -77,6 +87,7 @@ def test_a_report_that_raises_is_503_with_a_bounded_text(error: Exception):
         raise error
 
     with serve_health(0, report) as server:
+        assert asked(server.port, "/livez")[0] == 200  # nobody is killed for a slip in a report
         status, body = asked(server.port)
     (problem,) = body["problems"]
     assert (status, body["ok"]) == (503, False)
@@ -187,3 +198,46 @@ def test_it_serves_ipv6():
         connection.request("GET", "/healthz")
         assert connection.getresponse().status == 200
         connection.close()
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+
+
+def scraped(port: int) -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        return response.status, response.headers["content-type"], response.read().decode()
+    finally:
+        connection.close()
+
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_metrics_are_what_is_made_of_them_at_each_scrape():
+    made = iter([b"a 1\n", b"a 2\n"])
+    with serve_health(0, lambda: WELL, metrics=lambda: next(made)) as server:
+        assert [scraped(server.port) for _ in range(2)] == [
+            (200, TEXT, "a 1\n"),
+            (200, TEXT, "a 2\n"),
+        ]
+
+
+def test_without_the_extra_metrics_are_501_and_say_what_is_missing():
+    with serve_health(0, lambda: pytest.fail("asked")) as server:
+        status, kind, text = scraped(server.port)
+    assert (status, kind) == (501, TEXT)
+    assert "pip install 'runfold[metrics]'" in text
+
+
+def test_metrics_that_fail_are_500_with_a_bounded_text_and_health_goes_on():
+    def fail() -> bytes:
+        raise Unprintable
+
+    with serve_health(0, lambda: WELL, metrics=fail) as server:
+        status, _, text = scraped(server.port)
+        assert asked(server.port)[0] == 200
+    assert status == 500 and len(text) < 700
+    assert text.rstrip("\n").isprintable()

@@ -28,12 +28,13 @@ from kit.build import (
 )
 
 from journal.claims import Answer
-from journal.doors import purge, signal, start, started_body, state, submit, wake, withdraw
+from journal.doors import signal, start, started_body, state, submit, wake, withdraw
 from journal.errors import BadPayload, InvalidId, RunNotFound, StaleSignal, StoreLocked
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.limits import HOLDER_GRACE_S
 from journal.log import Log as RunLog
+from journal.purging import purge
 from journal.store import Loaded
 
 pytestmark = pytest.mark.usefixtures("no_waiting")

@@ -28,7 +28,7 @@ from kit.build import (
 )
 
 from journal.codec import Entry
-from journal.doors import purge, signal, submit, withdraw
+from journal.doors import signal, submit, withdraw
 from journal.errors import (
     ConcurrentUse,
     Fenced,
@@ -40,6 +40,7 @@ from journal.errors import (
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.log import Log as RunLog
+from journal.purging import purge
 from journal.records import Claim, Release
 from journal.store import AppendAnswer, Loaded
 from journal.summary import is_restart_point, with_summary

@@ -277,7 +277,7 @@ def http(data: bytes) -> None:
 @functools.cache
 def _bridge() -> tuple[Desk, App, tuple[Operation, ...]]:
     """An application, and those of its operations that need no server."""
-    desk = Desk(MemoryStore(), NoAuth(), Metrics(), lambda: Health(ok=True))  # type: ignore[arg-type]
+    desk = Desk(MemoryStore(), NoAuth(), Metrics(), *[lambda: Health(ok=True)] * 2)  # type: ignore[arg-type]
     known = [one for one in _table() if one.path.startswith(("/runs/{", "/decisions"))]
     return desk, App(desk, known), tuple(known)
 

@@ -405,6 +405,7 @@ class PlainView(MemoryStore):
         super().__init__()
         self.shared = store.shared
         self._journals = store._journals
+        self._stamps = store._stamps
 
 
 class VirtualTime:

@@ -26,6 +26,7 @@ from journal.errors import DecisionConflict, RunFinished, RunfoldError, StaleSig
 from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.records import Park
+from journal.steps import DidNotHappen, Happened, Probed
 from journal.store import AppendAnswer
 from journal.stores.jetstream import JetStreamStore
 from journal.terms import Bounds, Complete, Continue, Next, Retry
@@ -128,6 +129,26 @@ async def writer(ctx: Context) -> Next:
     return Complete(acted.output)
 
 
+@turn("prober")
+async def prober(ctx: Context) -> Next:
+    """As the writer; whoever finds the write cut off looks for its effect."""
+
+    async def act(call: ToolCall) -> str:
+        await stay("write")
+        affect(call)
+        return f"by {Here.worker}"
+
+    async def look(key: str) -> Probed:
+        effects = Ledger(Here.folder / "effects").lines()
+        found = any(known == key for _, _, known in effects)
+        return Happened("found") if found else DidNotHappen()
+
+    acted = await ctx.tool(
+        Call(name="act", input=None, fn=act, replay=UNSAFE, on_unknown="probe", probe=look)
+    )
+    return Complete(acted.output)
+
+
 @write(approval=False)
 def ticket(title: str, call: ToolCall) -> str:
     reach("thread")
@@ -225,7 +246,19 @@ async def parent(ctx: Context) -> Next:
 
 AGENTS = {
     agent.name: agent
-    for agent in (roller, reader, writer, desk, asker, waiter, sleeper, quick, parker, parent)
+    for agent in (
+        roller,
+        reader,
+        writer,
+        prober,
+        desk,
+        asker,
+        waiter,
+        sleeper,
+        quick,
+        parker,
+        parent,
+    )
 }
 
 

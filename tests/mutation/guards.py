@@ -23,6 +23,7 @@ STORE_CONFORMANCE = "tests/contract/test_store_conformance.py::"
 ATTEMPTS = "tests/core/test_attempts.py::"
 CHILDREN = "tests/core/test_children.py::"
 CLAIMS = "tests/core/test_claims.py::"
+COUNTING = "tests/core/test_counting.py::"
 FINDINGS = "tests/core/test_findings.py::"
 FLEET_FINDINGS = "tests/core/test_fleet_findings.py::"
 FOLD = "tests/core/test_fold.py::"
@@ -48,9 +49,13 @@ SUMMARY = "tests/core/test_summary.py::"
 TURNS = "tests/core/test_turns.py::"
 TURNS_ATTEMPTS = "tests/core/test_turns_attempts.py::"
 VALUES = "tests/core/test_values.py::"
+RETENTION = "tests/core/test_retention.py::"
+PURGING = "tests/core/test_purging.py::"
+PURGE_STORES = "tests/contract/test_purging.py::"
 SHARDS = "tests/contract/test_shards.py::"
 WAITS = "tests/core/test_waits.py::"
 CONNECTION = "tests/contract/test_jetstream_connection.py::"
+NATS_CONFIG = "tests/real/test_nats_config.py::"
 FSYNC_ORDER = "tests/real/test_fsync_order.py::"
 TWO_AT_ONCE = "tests/real/test_two_at_once.py::"
 
@@ -688,6 +693,183 @@ MUTANTS = [
         "self.end if self.purged is None else None",
         "self.end",
         ORDER + "test_a_purged_run_takes_nothing_not_even_a_resume",
+    ),
+    # ---- purging -------------------------------------------------------------------------------
+    Mutant(
+        "purge-running",
+        "only a run that has ended is purged",
+        "journal/retention.py",
+        '    if fold.end is None:\n        return Keep("running"',
+        '    if False:\n        return Keep("running"',
+        RETENTION + "test_only_what_has_ended_goes_and_a_purge_that_was_cut_off_is_finished",
+    ),
+    Mutant(
+        "purge-newer",
+        "what a newer version wrote to is not purged",
+        "journal/retention.py",
+        "if fold.newer is not None:  # it may mean anything",
+        "if False:  # it may mean anything",
+        RETENTION + "test_what_a_newer_version_wrote_to_is_kept",
+    ),
+    Mutant(
+        "purge-flawed",
+        "what an audit finds fault with is kept for a person",
+        "journal/retention.py",
+        "if found.flaw and not wanted.flawed:",
+        "if False:",
+        RETENTION + "test_what_an_audit_finds_fault_with_is_kept_unless_it_is_asked_for",
+    ),
+    Mutant(
+        "purge-other-end",
+        "the stamp and the audit are those of the end that is purged",
+        "journal/retention.py",
+        "if fold.n != found.n:",
+        "if False:",
+        RETENTION + "test_a_run_that_ended_anew_while_it_was_looked_at_is_kept",
+    ),
+    Mutant(
+        "purge-child",
+        "a child is purged only behind its parent's tombstone",
+        "journal/retention.py",
+        'case "none" | "purged":',
+        'case "none" | "purged" | "there" | "missing":',
+        RETENTION + "test_a_child_goes_only_behind_its_parents_tombstone",
+    ),
+    Mutant(
+        "purge-record-time",
+        "a store's clock that was behind at the end hastens no purge",
+        "journal/retention.py",
+        "max(found.stamp.stored, instant(fold.head_at))",
+        "found.stamp.stored",
+        RETENTION + "test_a_stamp_that_was_set_too_early_does_not_hasten_it_either",
+    ),
+    Mutant(
+        "purge-stamp",
+        "a writer's clock that was behind at the end hastens no purge",
+        "journal/retention.py",
+        "max(found.stamp.stored, instant(fold.head_at))",
+        "instant(fold.head_at)",
+        RETENTION + "test_one_clock_that_is_wrong_never_hastens_a_purge",
+    ),
+    Mutant(
+        "purge-store-clock",
+        "a purger's clock that is ahead hastens no purge",
+        "journal/retention.py",
+        "min(found.stamp.now, found.now)",
+        "found.now",
+        RETENTION + "test_one_clock_that_is_wrong_never_hastens_a_purge",
+    ),
+    Mutant(
+        "purge-own-clock",
+        "a store's clock that is ahead hastens no purge",
+        "journal/retention.py",
+        "min(found.stamp.now, found.now)",
+        "found.stamp.now",
+        RETENTION + "test_one_clock_that_is_wrong_never_hastens_a_purge",
+    ),
+    Mutant(
+        "purge-resumable",
+        "a failure that `resume` can reopen is kept for its time",
+        "journal/retention.py",
+        "if fold.can_reopen and now - ended",
+        "if False and now - ended",
+        RETENTION + "test_a_failure_that_resume_could_reopen_has_a_time_of_its_own",
+    ),
+    Mutant(
+        "purge-pay",
+        "what an end owes is paid before the tombstone",
+        "journal/purging.py",
+        "            await pay(log)\n",
+        "            pass\n",
+        PURGING + "test_a_parents_tombstone_comes_after_its_children_were_cancelled",
+    ),
+    Mutant(
+        "purge-asked-again",
+        "whether to purge is asked again at a new tail",
+        "journal/purging.py",
+        "decision = decide_purge(fold, self._wanted, found)\n            match decision:",
+        "decision = Purge()\n            match decision:",
+        PURGING + "test_a_resume_or_the_purge_wins_and_the_other_one_is_told",
+    ),
+    Mutant(
+        "purge-torn-copy",
+        "a copy holds what was read, and all of it",
+        "journal/purging.py",
+        "if (audit.position, audit.records) != (log.tail, log.fold.n):",
+        "if False:",
+        PURGING + "test_a_copy_holds_all_of_the_journal_whoever_else_purges_it",
+    ),
+    Mutant(
+        "purge-gone",
+        "a run with a tombstone is gone, though records stand before it",
+        "journal/log.py",
+        "return self.fold.started is None or self.fold.purged is not None",
+        "return self.fold.started is None",
+        PURGING + "test_a_run_with_a_tombstone_is_gone_for_everybody_though_records_are_left",
+    ),
+    Mutant(
+        "copy-read-back",
+        "a copy counts once it reads back as it was written",
+        "journal/stores/archive.py",
+        "if self._read_back() != self._hash.digest():",
+        "if False:",
+        PURGING + "test_what_does_not_read_back_as_it_was_written_is_no_copy",
+    ),
+    Mutant(
+        "copy-over-other",
+        "a copy never takes the place of another run's",
+        "journal/stores/archive.py",
+        "if self.path.exists() and not _begins(self.path, self._part):",
+        "if False:",
+        PURGING + "test_a_copy_takes_the_place_of_a_beginning_of_it_and_of_nothing_else",
+    ),
+    Mutant(
+        "copy-in-store",
+        "copies are not kept in the store they are of",
+        "journal/purging.py",
+        "            archive.check_apart(store.directory)\n",
+        "            pass\n",
+        PURGING + "test_a_directory_is_not_the_folder_of_its_own_copies",
+    ),
+    Mutant(
+        "trim-bound",
+        "a trim has a bound",
+        "journal/stores/jetstream_shards.py",
+        "        assert before > 0  # 0 is no bound",
+        "        # 0 is no bound",
+        PURGE_STORES + "test_a_trim_without_a_bound_is_refused",
+    ),
+    Mutant(
+        "trim-tombstone",
+        "of a file only what stands before a tombstone is removed",
+        "journal/stores/file_purge.py",
+        '    assert isinstance(decode(data[start:].split(b"\\n", 1)[0]), RunPurged)\n',
+        "",
+        PURGE_STORES + "test_of_a_file_nothing_but_a_tombstone_is_left_alone",
+    ),
+    Mutant(
+        "behind-tombstone",
+        "nothing is appended to a file behind a tombstone",
+        "journal/stores/file_purge.py",
+        "    if is_tombstone(fd):\n        return False\n    return expected > 1",
+        "    return expected > 1",
+        PURGE_STORES + "test_nothing_is_appended_behind_a_tombstone_at_whatever_token",
+    ),
+    Mutant(
+        "trimmed-since",
+        "who read a file before it was trimmed is shown its tombstone",
+        "journal/stores/file.py",
+        "if after and file_purge.trimmed_since(file.fileno(), after):",
+        "if False:",
+        PURGE_STORES + "test_whoever_read_a_run_before_its_purge_finds_it_purged_and_not_damaged",
+    ),
+    Mutant(
+        "tombstone-listed",
+        "a tombstone is listed as no run of any status",
+        "journal/stores/jetstream_listing.py",
+        "word = PURGED if headers.get(RECORD_TYPE) == PURGED_TYPE else headers.get(RUN_STATUS)",
+        "word = headers.get(RUN_STATUS)",
+        PURGE_STORES + "test_only_what_may_be_to_purge_is_listed",
     ),
     # ---- signals -------------------------------------------------------------------------------
     Mutant(
@@ -1802,6 +1984,14 @@ MUTANTS = [
         CONNECTION + "test_a_connection_just_lost_is_waited_for_without_holding_up_the_loop",
     ),
     Mutant(
+        "tls-insisted",
+        "tls:// tells nothing to a server without TLS",
+        "journal/stores/nats_client.py",
+        'if initial_connection and insisted and not info.get("tls_required"):',
+        "if False:",
+        NATS_CONFIG + "test_an_address_that_insists_on_tls_tells_a_server_without_it_nothing",
+    ),
+    Mutant(
         "empty-shard",
         "a journal stream that runs were in is not replaced by an empty one",
         "journal/stores/stream_lookup.py",
@@ -1848,6 +2038,47 @@ MUTANTS = [
         "    return run_id if owns(run_id) else None\n",
         "    return run_id\n",
         SHARDS + "test_a_message_in_the_stream_of_another_run_is_no_journal[nats-server]",
+    ),
+    Mutant(
+        "replay-counted",
+        "a step that a replay answers is told as that, and in no other way",
+        "journal/stepping.py",
+        "                journal.store.observer.replayed(journal.run_id, call.step)\n",
+        "                at = journal.fold, completed, journal.trace\n"
+        "                journal.store.observer.appended(journal.run_id, *at)\n",
+        COUNTING + "test_a_run_that_was_killed_and_resumed_is_counted_once_over_both_processes",
+    ),
+    Mutant(
+        "others-counted",
+        "a record with our id that another process wrote is not told as ours",
+        "journal/log.py",
+        "if self._sent is not None and entry.raw == self._sent.raw:",
+        "if self._sent is not None and entry.record.id == self._sent.record.id:",
+        COUNTING + "test_a_record_with_our_id_that_another_process_wrote_is_not_ours_to_count",
+    ),
+    Mutant(
+        "landed-uncounted",
+        "a record of ours that is read back is told, also where the run is lost by then",
+        "journal/log.py",
+        "        if told is not None:\n            self._tell(told)\n",
+        "",
+        COUNTING + "test_a_record_that_landed_just_before_the_run_was_taken_over_is_counted",
+    ),
+    Mutant(
+        "fence-counted-again",
+        "that a claim was lost is told once, over all handles of it",
+        "journal/log.py",
+        "        if self.claim not in self._fences:\n",
+        "        if True:\n",
+        COUNTING + "test_a_holder_that_was_fenced_counts_one_fence_however_often_it_meets_it",
+    ),
+    Mutant(
+        "agents-unbounded",
+        "nobody makes metrics' series at will",
+        "journal/families.py",
+        "        if len(self._known) >= LABEL_VALUES_MAX:\n            return OTHER\n",
+        "",
+        COUNTING + "test_agents_beyond_a_bound_share_one_series",
     ),
 ]
 

@@ -462,6 +462,7 @@ async def test_the_token_file_is_read_again_and_a_broken_one_locks_nobody_out(
         assert (await status("bob"), await status("dan")) == (200, 401)
         health = await site.client(None).get("/healthz")
         assert health.status_code == 503 and "tokens" in health.json()["problems"][0]
+        assert (await site.client(None).get("/readyz")).status_code == 200  # who is in stays in
         path.unlink()
         assert await status("bob") == 200
         path.write_text(json.dumps({"tokens": []}))

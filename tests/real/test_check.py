@@ -17,8 +17,8 @@ from kit.waiting import eventually
 from journal.audit import RULES
 from journal.auditing import STORE_RULES, audit_run
 from journal.codec import Entry, record_hash
-from journal.doors import purge
 from journal.ids import RunId
+from journal.purging import purge
 from journal.stores.jetstream import JetStreamStore
 
 pytestmark = pytest.mark.real
@@ -149,8 +149,8 @@ async def test_a_purge_while_it_is_read_is_no_violation(
 
         async def purged_meanwhile(run: RunId, *, after: int = 0) -> Any:
             first = [record async for page in stored(run) for record in page]
-            await purge(store, run)
             monkeypatch.setattr(store, "stored", stored)
+            await purge(store, run)
             yield first[:2]
             async for page in stored(run):
                 yield page

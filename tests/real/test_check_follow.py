@@ -20,7 +20,7 @@ from kit.servers import NatsServer
 from kit.waiting import eventually
 
 import journal.online_audit
-from journal import doors
+from journal import doors, purging
 from journal.audit import Violation
 from journal.auditing import RunAudit
 from journal.ids import RunId
@@ -248,7 +248,7 @@ async def test_a_run_that_is_purged_between_two_looks_is_no_violation(cli: Cli) 
         approve = await cli("approve", waiting["pending"][0]["marker"])
         assert (approve.code, (await cli.run("p1")).code) == (0, 0)
         async with cli._opened() as store:
-            await doors.purge(store, "p1")
+            await purging.purge(store, "p1")
         assert await look() == []
 
 

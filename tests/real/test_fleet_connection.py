@@ -118,10 +118,28 @@ async def test_health_is_red_while_the_server_is_gone_and_green_when_it_is_back(
         await own_server.kill()
         await eventually(lambda: not worker.health().ok, what="red")
         assert "not connected" in " ".join(worker.health().problems)
+        assert not worker.health().hopeless  # killing all workers brings no server back
         await own_server.restart()
         await eventually(lambda: worker.health().ok, what="green")
         await completes(crew, "after")
         assert not task.done()
+
+
+async def test_a_worker_is_hopeless_once_its_loop_was_blocked_until_others_had_its_runs(
+    crew: Crew,
+) -> None:
+    async with serving(crew) as (worker, _):
+
+        def until_hopeless() -> bool:
+            """Blocks this very loop; whether there was a time when it was known but not yet so."""
+            hoped = False
+            while not worker.health().hopeless:
+                hoped = hoped or "blocked" in " ".join(worker.health().problems)
+            return hoped
+
+        assert until_hopeless()
+        await eventually(lambda: worker.health().ok, what="green, as the loop goes on")
+        assert not worker.health().hopeless
 
 
 async def test_a_server_that_is_gone_for_longer_than_any_patience_ends_no_worker(

@@ -156,7 +156,7 @@ async def test_init_says_what_it_made(on_jetstream: Cli) -> None:
     for done, created in ((made, True), (again, False)):
         told: dict[str, Any] = {"created": created, "replicas": 1, "differences": []}
         journal, *others = [told | {"stream": name} for name in names]
-        assert (done.code, done.json) == (0, journal | {"others": others})
+        assert (done.code, done.json) == (0, journal | {"shards": 1, "others": others})
 
 
 async def test_init_on_a_stream_with_other_settings_says_which_and_changes_nothing(

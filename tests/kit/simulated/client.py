@@ -109,6 +109,9 @@ class ModelClient:
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
 
+    async def heard(self, subject: str, answer: bytes) -> None:
+        """There is no other server."""
+
     def forget_unsent(self) -> None:
         """Nothing is kept while there is no connection."""
 
