@@ -2,7 +2,7 @@
 # Prints an .env for the compose files: a new password for each role of deploy/nats, and a token for
 # the bridge. Nothing is kept anywhere else.
 #
-#   sh deploy/make-env.sh > deploy/.env
+#   (umask 077; sh deploy/make-env.sh > deploy/.env)
 set -eu
 cd "$(dirname "$0")"
 

@@ -80,8 +80,11 @@ def _check_chain(fold: Fold, record: Record) -> None:
 
 def buried(fold: Fold, record: Record) -> bool:
     """Whether what is read on, behind what was read before, is the tombstone of all of it: the run
-    ended and was purged in between."""
-    return isinstance(record, RunPurged) and 0 < fold.n < record.n - 1
+    ended and was purged in between. Or that tombstone was read as well: a directory shows it anew
+    once what was before it is gone."""
+    if not isinstance(record, RunPurged) or not fold.n:
+        return False
+    return fold.n < record.n - 1 or (fold.purged is not None and fold.n == record.n)
 
 
 def _check_order(fold: Fold, record: Record) -> None:

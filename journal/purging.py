@@ -116,9 +116,10 @@ class Purger:
         parent comes before its children. Young ones may be left out. Raises StoreUnavailable,
         PermissionDenied."""
         wanted = self._wanted
-        async for run in self.store.ended(age_s=wanted.keep_s, statuses=wanted.statuses):
-            if after is None or run > after:
-                yield await self.purge(run)
+        async for run in self.store.ended(
+            age_s=wanted.keep_s, statuses=wanted.statuses, after=after
+        ):
+            yield await self.purge(run)
 
     async def purge(self, run: RunId) -> Purged:
         """Purge the run, where that is wanted and safe."""

@@ -129,12 +129,17 @@ def _by_parent(fold: Fold, found: Evidence) -> Keep | None:
 
 def _by_time(fold: Fold, wanted: Retention, found: Evidence) -> Keep | None:
     ended = max(found.stamp.stored, instant(fold.head_at))
-    now = min(found.stamp.now, found.now)
-    if now - ended < timedelta(seconds=wanted.keep_s):
+    age = min(found.stamp.now, found.now) - ended
+    if _too_young(age, wanted.keep_s):
         return Keep("young", f"it ended at {instant_text(ended)}")
-    if fold.can_reopen and now - ended < timedelta(seconds=wanted.resumable_s):
+    if fold.can_reopen and _too_young(age, wanted.resumable_s):
         return Keep("resumable", f"it failed at {instant_text(ended)}, and resume can reopen it")
     return None
+
+
+def _too_young(age: timedelta, keep_s: float) -> bool:
+    """0: whatever its age, also where by one of the clocks it ends only later."""
+    return keep_s > 0 and age < timedelta(seconds=keep_s)
 
 
 def _by_choice(fold: Fold, wanted: Retention) -> PurgeDecision:

@@ -138,10 +138,12 @@ class Store(Protocol):
         """Not before any record that was read of the run before; now, where it has none."""
         ...
 
-    def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
-        """Runs that may be to purge, in the order of their ids: as far as can be told without
-        reading them, they ended with one of these statuses so long ago, or have a tombstone with
-        records before it. To read them tells."""
+    def ended(
+        self, *, age_s: float, statuses: frozenset[str], after: RunId | None = None
+    ) -> AsyncIterator[RunId]:
+        """Runs behind `after` that may be to purge, in the order of their ids: as far as can be
+        told without reading them, they ended with one of these statuses so long ago, or have a
+        tombstone with records before it. To read them tells."""
         ...
 
     async def check_trim(self) -> None:

@@ -132,7 +132,7 @@ def _serve(host: str, port: int, followed: FollowedStore) -> None:
         from .audit_metrics import serve_metrics
     except ImportError as error:
         raise UsageProblem(
-            f"--metrics-port needs {error.name}", hint="pip install 'runfold[bridge]'"
+            f"--metrics-port needs {error.name}", hint="pip install 'runfold[metrics]'"
         ) from error
     try:
         taken = serve_metrics(host, port, followed)

@@ -7,6 +7,7 @@ beginning of it is ever replaced: two stores may have runs of one id.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import sys
@@ -18,10 +19,12 @@ from typing import BinaryIO
 
 from ..errors import InvalidId, PermissionDenied, StoreUnavailable
 from ..ids import RunId, file_stem
-from .file_purge import sync_directory
+from .file_purge import TOMBSTONE, make_directory, sync_directory
 from .file_raw import SUFFIX
 
 _CHUNK_BYTES = 1024 * 1024
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Of file systems that have none."""
 
 
 class Archive:
@@ -33,7 +36,7 @@ class Archive:
     def check_apart(self, store: Path) -> None:
         """Raises InvalidId where the folder is the store's own: there each copy would be the very
         file that is then cut down to its tombstone."""
-        if self.directory.resolve() == store.resolve():
+        if self.directory.resolve() == store.resolve() or _same(self.directory, store):
             raise InvalidId(f"{store} is the store itself", hint="keep copies in another folder")
 
     @asynccontextmanager
@@ -42,7 +45,7 @@ class Archive:
         path = self.directory / f"{file_stem(run_id)}{SUFFIX}"
         part = self.directory / f"{file_stem(run_id)}.{secrets.token_hex(6)}.part"
         with _errors(part):
-            _make(self.directory)
+            make_directory(self.directory)
             file = part.open("xb")
         try:
             yield Copy(path, part, file)
@@ -62,7 +65,10 @@ class Copy:
         self._hash = blake2b()
 
     def write(self, record: bytes) -> None:
-        """The next line."""
+        """The next line. A tombstone, of a purge that was cut off, is none: to a store the copy
+        would be a purged run, whose records are to be removed."""
+        if record.startswith(TOMBSTONE):
+            return
         with _errors(self._part):
             self._file.write(record + b"\n")
         self._hash.update(record + b"\n")
@@ -77,11 +83,26 @@ class Copy:
             os.fsync(self._file.fileno())
             if self._read_back() != self._hash.digest():
                 return f"{self._part} does not read back as it was written"
-            if self.path.exists() and not _begins(self.path, self._part):
+            if not self._place():
                 return f"{self.path} is there, and is no copy of this run: nothing was replaced"
-            os.replace(self._part, self.path)
             sync_directory(self.path.parent)
         return ""
+
+    def _place(self) -> bool:
+        """Whether it is in its place. A link is refused where there is a file, also one that
+        another store's purge has put there this very moment; a replace would take its place."""
+        try:
+            os.link(self._part, self.path)
+            return True
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        if self.path.exists() and not _begins(self.path, self._part):
+            return False
+        os.replace(self._part, self.path)
+        return True
 
     def _read_back(self) -> bytes:
         """The hash of what the disk has: not what is still in memory of it."""
@@ -103,10 +124,12 @@ def _begins(path: Path, whole: Path) -> bool:
     return True
 
 
-def _make(directory: Path) -> None:
-    if not directory.is_dir():
-        directory.mkdir(parents=True)
-        sync_directory(directory.parent)
+def _same(one: Path, other: Path) -> bool:
+    """Under two names: a mount, a file system for which capital letters are the same."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one is not there, then
+        return False
 
 
 @contextmanager

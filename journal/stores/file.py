@@ -129,10 +129,12 @@ class FileStore:
         with _errors(run_id, self.path(run_id)):
             return await self._in_thread(file_purge.stamp_of, self.path(run_id))
 
-    async def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
+    async def ended(
+        self, *, age_s: float, statuses: frozenset[str], after: RunId | None = None
+    ) -> AsyncIterator[RunId]:
         """All files that were not changed for so long: what they hold is not looked at."""
         with _errors(None, self.directory):
-            found = await self._in_thread(file_purge.to_purge, self.directory, age_s)
+            found = await self._in_thread(file_purge.to_purge, self.directory, age_s, after)
         for run_id in found:
             yield run_id
 
@@ -145,7 +147,7 @@ class FileStore:
 
     def hold(self, run_id: RunId) -> RunLock:
         with _errors(run_id, self.path(run_id)):
-            _make(self.directory)
+            file_purge.make_directory(self.directory)
         return RunLock(self._lock_path(run_id), run_id)
 
     async def holder(self, run_id: RunId) -> str | None:
@@ -223,7 +225,7 @@ class FileStore:
         path = self.path(run_id)
         with _errors(run_id, path):
             if expected == 0:
-                _make(self.directory)
+                file_purge.make_directory(self.directory)
             elif not path.exists():
                 return Conflict()
             with _locked(path, create=expected == 0) as fd:
@@ -308,13 +310,6 @@ def _write_line(fd: int, raw: bytes, expected: int) -> None:
     except OSError:
         os.ftruncate(fd, expected)
         raise
-
-
-def _make(directory: Path) -> None:
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        file_purge.sync_directory(path.parent)
 
 
 @contextmanager

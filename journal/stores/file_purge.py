@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,18 +29,31 @@ _LAST_BYTES = 8192
 
 def trim_file(fd: int, path: Path, before: int) -> None:
     """Leave the tombstone that ends at `before`, and what is behind it. The file is locked."""
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    if len(data) < before:
+    told = os.fstat(fd)
+    if told.st_size < before:
         return  # trimmed before: its tokens were other ones
-    start = data.rfind(b"\n", 0, max(before - 1, 0)) + 1
+    window = max(0, before - _LAST_BYTES)
+    data = os.pread(fd, told.st_size - window, window)
+    start = data.rfind(b"\n", 0, max(before - 1 - window, 0)) + 1
     assert isinstance(decode(data[start:].split(b"\n", 1)[0]), RunPurged)
     fresh = path.with_suffix(".trim")
     with fresh.open("wb") as file:
+        _like(file.fileno(), told)
         file.write(data[start:])
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
     sync_directory(path.parent)
+
+
+def _like(fd: int, told: os.stat_result) -> None:
+    """Whoever could read the run's file can read what takes its place, though another user purges
+    it, with another umask."""
+    for owner in (told.st_uid, -1):
+        with suppress(PermissionError):
+            os.fchown(fd, owner, told.st_gid)
+            break
+    os.fchmod(fd, stat.S_IMODE(told.st_mode))
 
 
 def is_tombstone(fd: int) -> bool:
@@ -73,14 +88,16 @@ def stamp_of(path: Path) -> Stamp:
     return Stamp(datetime.fromtimestamp(changed, UTC), datetime.fromtimestamp(now, UTC))
 
 
-def to_purge(directory: Path, age_s: float) -> list[RunId]:
-    """Runs whose files were not changed for so long, or end in a tombstone that is not alone; in
-    the order of their ids. Blocks."""
+def to_purge(directory: Path, age_s: float, after: RunId | None) -> list[RunId]:
+    """Runs behind `after` whose files were not changed for so long, or end in a tombstone that is
+    not alone; in the order of their ids. Blocks."""
     before_ns = (time.time() - age_s) * 1e9
     return sorted(
         run
         for path, run, mark in marks_of(directory)
-        if mark.size and _is_to_purge(path, mark.size, old=mark.changed_ns <= before_ns)
+        if mark.size
+        and (after is None or run > after)
+        and _is_to_purge(path, mark.size, old=mark.changed_ns <= before_ns)
     )
 
 
@@ -102,6 +119,14 @@ def check_writable(directory: Path) -> None:
     """Raises PermissionError. Blocks."""
     if directory.exists() and not os.access(directory, os.W_OK):
         raise PermissionError(errno.EACCES, "nothing may be changed here", str(directory))
+
+
+def make_directory(directory: Path) -> None:
+    """With those above it, each named for good in the one above. Blocks."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -216,8 +216,10 @@ class JetStreamStore:
     async def stamp(self, run_id: RunId) -> Stamp:
         return await self._shard(run_id).stamp(run_id)
 
-    async def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
-        async for run_id in merged([shard.ended(age_s, statuses) for shard in self._shards]):
+    async def ended(
+        self, *, age_s: float, statuses: frozenset[str], after: RunId | None = None
+    ) -> AsyncIterator[RunId]:
+        async for run_id in merged([shard.ended(age_s, statuses, after) for shard in self._shards]):
             yield run_id
 
     async def check_trim(self) -> None:

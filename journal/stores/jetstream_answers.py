@@ -34,6 +34,31 @@ class ApiError(Struct, frozen=True):
         return f"{self.description} ({self.code}, {self.err_code})"
 
 
+HEARD_MAX_NS = 3_000_000_000
+"""The leader hears of each other replica every second; none stands for election before 4 s."""
+
+
+class Replica(Struct, frozen=True):
+    """One that does not answer. `active`: nanoseconds since the one that does heard of it."""
+
+    active: int = 0
+
+
+class Group(Struct, frozen=True):
+    """Who keeps a stream, as the server that answers sees it."""
+
+    leader: str = ""
+    replicas: tuple[Replica, ...] = ()
+
+    @property
+    def led(self) -> bool:
+        """Whether the leader it names can be one: it has heard of a majority lately. nats-server
+        2.15.1: a leader that is cut off answers STREAM.INFO for 20 s as if it were one still, and
+        another 2 s as nobody, while the others have a leader and go on."""
+        heard = 1 + sum(0 <= one.active < HEARD_MAX_NS for one in self.replicas)
+        return bool(self.leader) and 2 * heard > 1 + len(self.replicas)
+
+
 class _Ack(Struct, frozen=True):
     stream: str = ""
     seq: int = 0

@@ -14,7 +14,7 @@ from msgspec import Struct
 from ..errors import InvalidId
 from ..ids import RunId, from_subject_token, subject_token
 from ..limits import READ_BUDGET_S, READ_TRY_S
-from .jetstream_answers import ApiError
+from .jetstream_answers import ApiError, Group
 from .jetstream_headers import PURGED, PURGED_TYPE, RECORD_TYPE, RUN_STATUS, TIME, server_time
 from .jetstream_read import Patience, Reader, api_answer, raise_if_gone
 from .nats_connection import Connection
@@ -32,6 +32,7 @@ class _State(Struct, frozen=True):
 class _Page(Struct, frozen=True):
     total: int = 0
     state: _State = _State()
+    cluster: Group | None = None
     error: ApiError | None = None
 
 
@@ -86,6 +87,9 @@ class Listing:
                 raise_if_gone(page.error, self._stream)
                 await patience.pause(str(page.error))
                 continue
+            if page.cluster is not None and not page.cluster.led:
+                await patience.pause("the server that answers is cut off from the others")
+                continue
             patience.renew()
             for subject, messages in page.state.subjects.items():
                 run_id = run_of(subject, self._owns)
@@ -103,18 +107,20 @@ class Listing:
                 yield run_id, head.word
 
     async def ended(
-        self, statuses: frozenset[str], before: datetime
+        self, statuses: frozenset[str], before: datetime, after: RunId | None
     ) -> AsyncGenerator[RunId, None]:
-        """Runs whose last message left one of these statuses, or tells none, and was stored before
-        the instant; and those with a tombstone that stands behind other messages."""
-        counts = await self._all()
-        async for run_id, head in self._heads(sorted(counts)):
-            if head.word == PURGED:
-                wanted = counts[run_id] > 1
-            else:
-                old = head.stored is None or head.stored <= before
-                wanted = old and (head.word is None or head.word in statuses)
-            if wanted:
+        """Runs behind `after` whose last message left one of these statuses, or tells none, and was
+        stored before the instant; and those with a tombstone that stands behind other messages. A
+        message alone is a tombstone that is done, or a run's start: not looked at, be there
+        millions."""
+        several = [
+            run_id
+            for run_id, messages in (await self._all()).items()
+            if messages > 1 and (after is None or run_id > after)
+        ]
+        async for run_id, head in self._heads(sorted(several)):
+            old = head.stored is None or head.stored <= before
+            if head.word == PURGED or (old and (head.word is None or head.word in statuses)):
                 yield run_id
 
     async def _heads(self, run_ids: Sequence[RunId]) -> AsyncGenerator[tuple[RunId, Head], None]:

@@ -66,10 +66,12 @@ class Shard:
         stored = server_time(last.headers.get(TIME, "")) if last is not None else None
         return Stamp(stored or now, now)
 
-    async def ended(self, age_s: float, statuses: frozenset[str]) -> AsyncGenerator[RunId, None]:
+    async def ended(
+        self, age_s: float, statuses: frozenset[str], after: RunId | None
+    ) -> AsyncGenerator[RunId, None]:
         """See Listing."""
         before = await self._now() - timedelta(seconds=age_s)
-        async for run_id in self.listing.ended(statuses, before):
+        async for run_id in self.listing.ended(statuses, before, after):
             yield run_id
 
     async def _now(self) -> datetime:

@@ -91,9 +91,11 @@ class MemoryStore:
         now = self.clock()
         return Stamp(self._stamps.get(run_id, now), now)
 
-    async def ended(self, *, age_s: float, statuses: frozenset[str]) -> AsyncIterator[RunId]:
+    async def ended(
+        self, *, age_s: float, statuses: frozenset[str], after: RunId | None = None
+    ) -> AsyncIterator[RunId]:
         """All: there are no headers."""
-        async for run_id in self.runs():
+        async for run_id in self.runs(after=after):
             yield run_id
 
     async def check_trim(self) -> None:

@@ -19,10 +19,10 @@ MEASURE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`shards`: journal streams. `rate`: starts a second. `pace`: of faults; 1 is a few of each kind a minute. `quick`:
-    without what takes half a minute: to make a write again, by a person's word or a probe's, once
-    the earlier call has surely ended; and `run()` in processes, whose runs, when one is killed,
-    only the sweep finds."""
+    """`rate`: starts a second. `pace`: of faults; 1 is a few of each kind a minute. `shards`:
+    journal streams. `quick`: without what takes half a minute: to make a write again, by a person's
+    word or a probe's, once the earlier call has surely ended; and `run()` in processes, whose runs,
+    when one is killed, only the sweep finds."""
 
     seed: int
     topology: str

@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 import promql_parser
 import pytest
+from kit.build import AGENT, AT, Log, claimed, started
 from kit.manifests import DEPLOY, KUBERNETES, Rule, Rules, documents
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.fleet_metrics import FleetLook
 from bridge.metrics import Metrics
+from journal.claims import Answer, Delivery, Take, decide_task
 from journal.counting import Counting
 from journal.families import Family
 from journal.stores.jetstream import JetStreamStore
@@ -165,6 +167,38 @@ def test_each_alert_is_tried_when_it_should_come_and_when_not():
     names = {rule.alert for rule in rules()}
     assert {case["alertname"] for case in cases if case.get("exp_alerts")} == names
     assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == names
+
+
+def test_workers_lost_counts_each_way_that_a_live_claim_is_taken_over():
+    """Killed: nobody answers for it. Stalled or cut off: silent, and its message comes again."""
+    (rule,) = (rule for rule in rules() if rule.alert == "RunfoldWorkersLost")
+    (of,) = re.findall(r'reason=~"([a-z|]+)"', rule.expr)
+    fold = Log(started(), claimed("w1", task=7, delivery=1)).fold
+    found: set[str] = set()
+    ways: tuple[tuple[Answer, ...], ...] = (("nobody", "nobody"), ("no",), ("silent",))
+    for answers in ways:
+        again = Delivery(sequence=7, delivery=2, cause=1)
+        decision = decide_task(
+            fold,
+            again,
+            answers,
+            agent=AGENT,
+            accepts=("1",),
+            restart_limit=5,
+            ack_wait_s=30,
+            now=AT,
+        )
+        assert isinstance(decision, Take)
+        found.add(decision.reason)
+    assert set(of.split("|")) == found
+
+
+def test_a_bridge_that_sees_less_hides_no_degraded_storage():
+    """Of 1, 0 and -1 the least is not the worst: 0 is asked for by itself."""
+    panel = next(one for one in dashboard().panels if one.title == "Storage")
+    (rule,) = (rule for rule in rules() if rule.alert == "RunfoldStorageDegraded")
+    assert re.search(r"\(runfold_storage_safe == 0\)", rule.expr)
+    assert re.match(r"min\(runfold_storage_safe\{[^}]*\} == 0\) or ", panel.targets[0].expr)
 
 
 def test_the_operators_rule_is_the_same_rules():

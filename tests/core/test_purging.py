@@ -480,7 +480,7 @@ async def test_a_copy_is_synced_before_its_tombstone_and_that_before_what_it_sta
 ):
     """Whenever the power is cut there is the journal, or its copy and a tombstone."""
     done: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync, replace, link = os.fsync, os.replace, os.link
 
     def synced(fd: int) -> None:
         done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name[:2]}")
@@ -489,6 +489,10 @@ async def test_a_copy_is_synced_before_its_tombstone_and_that_before_what_it_sta
     def replaced(source: Path, target: Path) -> None:
         done.append(f"{source.suffix} becomes {target.parent.name}/{target.name}")
         replace(source, target)
+
+    def linked(source: Path, target: Path) -> None:
+        done.append(f"{source.suffix} becomes {target.parent.name}/{target.name}")
+        link(source, target)
 
     store = FileStore(tmp_path / "runs")
     log = Log(started(), answered())
@@ -500,6 +504,7 @@ async def test_a_copy_is_synced_before_its_tombstone_and_that_before_what_it_sta
     (tmp_path / "copies").mkdir()
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "link", linked)
     await Purger(store, NOW, by="w9", archive=Archive(tmp_path / "copies")).purge(RUN)
     assert done == [
         "sync a1",  # the copy
