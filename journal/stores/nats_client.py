@@ -146,6 +146,7 @@ class Client(_Client):
         that the connection was lost."""
         try:
             await super()._process_connect_init()  # pyright: ignore[reportUnknownMemberType]
+            self._know_tls()
         except ConnectionError as error:
             # A reader that failed keeps what came before, and gives it to nobody.
             reader: Any = getattr(self._transport, "_io_reader", None)  # None: a websocket
@@ -154,6 +155,13 @@ class Client(_Client):
                 text = said[5:].decode("utf-8", "replace").strip()
                 raise nats.errors.Error(f"nats: {text}") from error
             raise
+
+    def _know_tls(self) -> None:
+        """As asyncio's own StreamWriter.start_tls does (3.11); nats-py 2.16.0 makes a plain
+        connection a TLS one without it, and asyncio then warns at the end of each."""
+        writer: Any = getattr(self._transport, "_io_writer", None)  # None: a websocket
+        if writer is not None and writer.get_extra_info("sslcontext") is not None:
+            writer.transport.get_protocol()._over_ssl = True
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """The servers of the cluster that a server tells of are the same user's, too: nats-py

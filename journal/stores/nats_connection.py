@@ -34,8 +34,7 @@ from .nats_errors import Refused, cannot_connect, closed, denied, denied_subject
 from .nats_service import Asked, Service, serving
 from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Take, Waiting
 
-# A library's handler that keeps logging's last resort from printing nats-py's tracebacks to
-# stderr; what they say reaches the waiting call.
+# Else logging's last resort prints nats-py's tracebacks; what they say reaches the waiting call.
 logging.getLogger("nats").addHandler(logging.NullHandler())
 
 
@@ -98,7 +97,8 @@ class Connection:
             self._opening = False
             await self.close()
             if isinstance(error, (OSError, nats.errors.Error)):  # TimeoutError is an OSError
-                raise cannot_connect(self._shown, error) from error
+                said = self._nc.last_error if isinstance(error, TimeoutError) else None
+                raise cannot_connect(self._shown, said or error) from error
             raise
 
     async def _connect(self, credentials: RawCredentials | None) -> None:
