@@ -42,7 +42,7 @@ from journal.steps import (
     make_call,
 )
 from journal.stops import NOT_THE_TURNS, AwaitDecisions, BoundReached, stopped
-from journal.unknown import Ways, doubt, wait_over
+from journal.unknown import Ways, doubt, may_probe, wait_over
 from journal.values import normalise
 from journal.waits import parse_instant
 
@@ -194,8 +194,8 @@ def _to_probe(
         journal.fold, call, attempted=journal.attempted, honoured=honoured, key=key
     )
     match decision:
-        case Ask(start=start, policy="probe") if call.policy == "probe":
-            return start
+        case Ask() as ask if may_probe(journal.fold, call, ask):
+            return ask.start
         case _:
             return None
 

@@ -130,17 +130,25 @@ class JournalPage(Struct, frozen=True, kw_only=True):
     next: int | None
 
 
-class SignalReceipt(Struct, frozen=True, kw_only=True):
-    """`n`: the ordinal of its record, or of what it repeats. `kept`: its call is not there yet."""
+class SignalReceipt(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`n`: the ordinal of its record, or of what it repeats. `kept`: its call is not there yet.
+    `deadline`: a retry waits until then, unless the worker says before that its call has ended."""
 
     run: str
     request_id: str
     result: Literal["applied", "kept", "repeated"]
     n: int
+    deadline: datetime | None = None
 
     @classmethod
     def of(cls, run: str, receipt: Receipt) -> Self:
-        return cls(run=run, request_id=receipt.request_id, result=receipt.result, n=receipt.n)
+        return cls(
+            run=run,
+            request_id=receipt.request_id,
+            result=receipt.result,
+            n=receipt.n,
+            deadline=receipt.deadline,
+        )
 
 
 class InputReceipt(Struct, frozen=True, kw_only=True):

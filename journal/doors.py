@@ -24,11 +24,11 @@ from .log import Log
 from .messages import JSON
 from .records import Input, InputWithdrawn, RunStarted
 from .signal_rules import Append, Repeated, decide_signal
-from .signals import AnySignal, given_request_id, parse_signal
+from .signals import AnySignal, Reconcile, given_request_id, parse_signal
 from .steps import decide_start, input_digest
 from .store import Store
 from .values import normalise
-from .views import RunState, run_state
+from .views import RunState, may_run_until, run_state
 from .waits import instant_text
 
 
@@ -41,11 +41,13 @@ class Started(Struct, frozen=True, kw_only=True):
 
 class Receipt(Struct, frozen=True, kw_only=True):
     """What became of a signal. `n`: ordinal of its record, or of the one it repeats. `kept`: the
-    call it is about is not there yet; it counts when the run's gate reaches it (R60)."""
+    call it is about is not there yet; it counts when the run's gate reaches it (R60). `deadline`:
+    of the call that a retry waits for (views.may_run_until)."""
 
     request_id: str
     result: Literal["applied", "kept", "repeated"]
     n: int
+    deadline: datetime | None = None
 
 
 async def start(
@@ -147,7 +149,19 @@ async def signal(
     await announce(journal, name)
     if record is None:
         return Receipt(request_id=request, result="repeated", n=repeated[0].n)
-    return Receipt(request_id=request, result="kept" if kept[0] else "applied", n=record.n)
+    return Receipt(
+        request_id=request,
+        result="kept" if kept[0] else "applied",
+        n=record.n,
+        deadline=_retried(journal.fold, wanted),
+    )
+
+
+def _retried(fold: Fold, said: AnySignal) -> datetime | None:
+    if not isinstance(said, Reconcile) or said.outcome != "retry":
+        return None
+    step = fold.find(said.step, said.start) if said.start else fold.steps.get(said.step)
+    return may_run_until(step.last) if step is not None and step.starts else None
 
 
 async def announce(log: Log, what: str) -> None:

@@ -121,11 +121,11 @@ class Ends:
             self.rests = record(journal.fold) is not None
 
     async def retry_later(self, later: RetryLater) -> None:
-        """A permitted retry waits for the end of the earlier call: look again after the ack wait,
-        at the latest at that call's deadline (R22)."""
-        soon = self.clock() + timedelta(seconds=self.journal.ack_wait_s)
-        ends_at = parse_instant(later.until) if later.until else soon
-        until = ends_at if self.clock() < ends_at < soon else soon
+        """A permitted retry waits for the deadline of the earlier call; past it, for a worker that
+        says it still makes that call: look again after the ack wait (R22)."""
+        until = later.until
+        if not until or due(until, self._now()):
+            until = instant_text(self.clock() + timedelta(seconds=self.journal.ack_wait_s))
 
         def record(fold: Fold) -> Park | None:
             if fold.finished or fold.cancel is not None:
@@ -135,7 +135,7 @@ class Ends:
                 steps=(later.step,),
                 iteration=fold.iteration,
                 attempt=fold.attempt,
-                until=self._until(instant_text(until)),
+                until=self._until(until),
                 reason=later.message,
             )
             return None if would_go_on(fold, park) else park

@@ -250,9 +250,9 @@ class Fleet:
         deadline = loop.time() + timeout_s
         async with watching(self.store, run) as watch:
             log = await Log.read(self.store, run, by=self.by)
-            if log.gone:
-                log.check_runnable()
             while True:
+                if log.gone:  # it may end and be purged as it is waited for
+                    log.check_runnable()
                 held = await self.store.holder(run) is not None
                 if over(log, instant_text(datetime.now(UTC)), held) or loop.time() >= deadline:
                     return

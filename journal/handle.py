@@ -48,7 +48,8 @@ class Journal(Log):
     `left`: those that ran when an earlier handle ended. `writes`: unsafe calls from before their
     start is appended until their result is; `idle`: there are none. `abandoned`: writes left to
     their threads. `late`: a write of ours whose result came after the run was taken over.
-    `commit_steps`: the built-in loop commits after so many. `stop`: why nothing new may start here.
+    `commit_steps`: the built-in loop commits after so many. `result_patience_s`: what results of
+    writes are appended with. `stop`: why nothing new may start here.
     (A Log with a lock or claim, so it inherits: delegation would only repeat each name.)
     """
 
@@ -70,6 +71,7 @@ class Journal(Log):
         self.is_write = is_write
         self.stop: Stop | None = None
         self.commit_steps = COMMIT_STEPS
+        self.result_patience_s = 0.0
         self.writing: set[int] = set()
         self.left: set[int] = set()
         self.writes = 0
@@ -121,7 +123,7 @@ class Journal(Log):
             await journal._stack.enter_async_context(store.answering(worker, journal.holds))
             await journal.refresh()
             if store.shared:
-                await take(journal, revision, on_wait or _ignore)
+                await take(journal, revision, on_wait or (lambda text: None))
             elif journal.fold.claim is not None:
                 raise JournalDamaged(
                     f"run {journal.run_id} holds a claim, in a store that has none",
@@ -169,7 +171,7 @@ class Journal(Log):
             ack_wait_s=self.ack_wait_s,
         )
         other.fold = self.fold.copy()  # what is still under way here must not move the other's
-        other._sent, other._fences = self._sent, self._fences
+        other._sent, other._fences, self._sent = self._sent, self._fences, {}
         other.attempted, other.abandoned = self.attempted, self.abandoned
         other.left = self.left | self.writing
         self.give_up()
@@ -254,12 +256,12 @@ class Journal(Log):
         self._stopped = self._given_up = True
 
     async def append(
-        self, decide: Callable[[Fold], Body | None], *, record_id: str = ""
+        self, decide: Callable[[Fold], Body | None], *, record_id: str = "", patience_s: float = 0
     ) -> Body | None:
         if self._turn.locked() and not self._busy:
             raise self._concurrent()
         async with self._turn:  # parallel calls, and the progress that calls report
-            return await super().append(decide, record_id=record_id)
+            return await super().append(decide, record_id=record_id, patience_s=patience_s)
 
     async def refresh(self) -> None:
         async with self._turn:
@@ -388,10 +390,6 @@ class Journal(Log):
             )
         body = StepProgress(step=step, output=value)
         await self.append(lambda fold: body if step in fold.open else None)
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 def process_name() -> str:

@@ -37,7 +37,8 @@ class InboxItem(Struct, frozen=True, kw_only=True):
     """One thing for a person to do. `since`: None where the journal can't be read.
 
     - `approval`: approve or reject `marker`; `input` is what will run, exactly
-    - `reconcile`: `step` may or may not have happened; `start` is the record of its start
+    - `reconcile`: `step` may or may not have happened; `start` is the record of its start; a retry
+      waits until `deadline` (see views.may_run_until)
     - `operator`: a run that paused, is damaged, or that a newer version wrote; `text` says why
     """
 
@@ -55,6 +56,7 @@ class InboxItem(Struct, frozen=True, kw_only=True):
     start: int | None = None
     key: str | None = None
     partial: JSON = None
+    deadline: datetime | None = None
 
 
 class InboxPage(Struct, frozen=True):
@@ -161,6 +163,7 @@ def _unknown(fold: Fold, step: UnknownStep, status: str) -> InboxItem:
         start=step.start,
         key=step.key,
         partial=step.partial,
+        deadline=step.deadline,
     )
 
 

@@ -16,14 +16,13 @@ from datetime import UTC, datetime
 from typing import Self, TypeVar, cast
 
 from . import ids
-from .codec import Damage, Entry, decode, seal, tag
+from .codec import Damage, Entry
 from .errors import (
     DAMAGED_HINT,
     ConcurrentUse,
     Fenced,
     JournalDamaged,
     NewerVersion,
-    NotEncodable,
     RunNotFound,
     StoreUnavailable,
     TooLarge,
@@ -33,11 +32,12 @@ from .ids import RunId
 from .limits import APPEND_BUDGET_S
 from .observing import Trace
 from .order import buried
-from .records import HOLDER_RECORDS, NewerRecord, Record, RunStarted
+from .records import Record, RunStarted
+from .sealing import sealed
 from .store import Appended, Loaded, Store, Unknown
 from .summary import is_restart_point, restored
 from .views import RunState, run_state
-from .waits import instant_text, status_after
+from .waits import instant_text
 
 Body = TypeVar("Body", bound=Record)
 
@@ -45,8 +45,7 @@ Body = TypeVar("Body", bound=Record)
 class Log:
     """One run's journal. `fold` is its state up to the token `tail`; `torn` as in Loaded;
     `restart_at` the token of the last commit to restart at, 0 without one; `trace` the traceparents
-    stored with its records; `patience_s`: so long appends are tried at least, also while the store
-    can't be asked, and `result_patience_s` those of writes' results (0: the usual budget).
+    stored with its records.
 
     `claim` is the n of this writer's claim, 0 without one; an `owner` (lock or claim) stops for
     good where the run is no longer its own. One task at a time (R46).
@@ -63,13 +62,12 @@ class Log:
         self.claim = 0
         self.owner = False
         self.by = by
-        self.patience_s = self.result_patience_s = 0.0
         self._nonce = secrets.token_hex(6)
         self._counter = 0
         self._appending = False
         self._stopped = False
         self._cut_off = False
-        self._sent: Entry | None = None
+        self._sent: dict[bytes, int] = {}  # what may still land, and its n
         self._over_at = ""
         self._fences: set[int] = set()
 
@@ -138,6 +136,11 @@ class Log:
         wait = self.fold.wait
         return "" if wait is None else min(filter(None, (self._over_at, wait.until)), default="")
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether something that we sent may be in the journal, and was not read there."""
+        return any(n > self.fold.n for n in self._sent.values())
+
     def lose(self) -> None:
         """The run is another holder's: this handle writes nothing any more."""
         self._stopped = True
@@ -188,7 +191,7 @@ class Log:
                 self._over_at = entry.record.at
             if entry.record.id == record_id:
                 landed = entry.record
-            if self._sent is not None and entry.raw == self._sent.raw:
+            if self._sent and entry.raw in self._sent:
                 told = entry.record
         self.torn = self.torn or loaded.torn
         if told is not None:
@@ -249,7 +252,11 @@ class Log:
     # ---- appending ----------------------------------------------------------------------------
 
     async def append(
-        self, decide: Callable[[Fold], Body | None], *, record_id: str = ""
+        self,
+        decide: Callable[[Fold], Body | None],
+        *,
+        record_id: str = "",
+        patience_s: float = 0.0,
     ) -> Body | None:
         """Append what `decide` asks for at the tail; None where it says nothing is due any more.
 
@@ -259,16 +266,20 @@ class Log:
 
         `record_id`: that of the record, for who can repeat the append from outside; none that the
         fold has, or a later one of its writer (`Fold.repeats`).
+
+        `patience_s`: it is tried for so long at least, also while the store can't be read.
         """
         if self._appending:
             raise self._concurrent()
         self._appending = True
         try:
-            return await self._append(decide, record_id)
+            return await self._append(decide, record_id, patience_s)
         finally:
             self._appending = False
 
-    async def _append(self, decide: Callable[[Fold], Body | None], record_id: str) -> Body | None:
+    async def _append(
+        self, decide: Callable[[Fold], Body | None], record_id: str, patience_s: float
+    ) -> Body | None:
         if self._stopped:
             raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
         self._check_newer()
@@ -278,15 +289,15 @@ class Log:
         if not record_id:
             self._counter += 1
             record_id = f"{self._nonce}-{self._counter}"
-        deadline = time.monotonic() + max(APPEND_BUDGET_S, self.patience_s)
+        deadline = time.monotonic() + max(APPEND_BUDGET_S, patience_s)
         pause_s = 0.01
         trace = self.store.observer.carry(self.run_id, body, self.trace)
-        record, entry = self._seal(body, record_id, trace)
+        record, entry = sealed(self, body, record_id, trace)
         tries = 0
         while True:
             before = self.tail
             tries += 1
-            landed, cause = await self._try(entry, record_id, tries)
+            landed, cause = await self._try(entry, record_id, tries, patience_s > 0)
             if landed is not None and _same(landed, record) and not self._stopped:
                 return cast("Body", landed)
             if self._stopped:  # given up meanwhile, by another task
@@ -295,7 +306,7 @@ class Log:
                 body = decide(self.fold)
                 if body is None:
                     return None
-                record, entry = self._seal(body, record_id, trace)
+                record, entry = sealed(self, body, record_id, trace)
                 continue
             if time.monotonic() > deadline:
                 self._stopped = True
@@ -307,26 +318,30 @@ class Log:
             await self._pause(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
-    async def _try(self, entry: Entry, record_id: str, tries: int) -> tuple[Record | None, str]:
+    async def _try(
+        self, entry: Entry, record_id: str, tries: int, patient: bool
+    ) -> tuple[Record | None, str]:
         """One try and, where its answer is not Appended, the read that settles it: what landed (of
         a record id from outside perhaps an earlier try's), and why that was in doubt. Whatever is
         raised here, but TooLarge at the first try, leaves it unknown whether the record will land,
         so this handle is over then."""
-        self._sent = entry
+        self._sent = {raw: n for raw, n in self._sent.items() if n > self.fold.n}
+        self._sent[entry.raw] = entry.record.n
         try:
             answer = await self.store.append(self.run_id, entry, expected=self.tail)
             if isinstance(answer, Appended):
-                self.fold.take(entry)  # `_seal` checked it, and nothing was folded since
+                self.fold.take(entry)  # `sealed` checked it, and nothing was folded since
                 self.tail = answer.tail
                 self.trace = self.trace.behind(entry)
                 if entry.commit < 0:
                     self.restart_at = answer.tail
-                self._tell(entry.record)
+                if entry.raw in self._sent:  # else it is its successor's to tell
+                    self._tell(entry.record)
                 return entry.record, ""
             landed = self._take(await self._news(), record_id)
             self._check_newer()
         except BaseException as error:
-            if self.patience_s and isinstance(error, StoreUnavailable):
+            if patient and isinstance(error, StoreUnavailable):
                 return None, error.message
             self._stopped = tries > 1 or not isinstance(error, TooLarge)
             self._cut_off = isinstance(error, asyncio.CancelledError)
@@ -335,9 +350,9 @@ class Log:
         return landed, cause
 
     def _tell(self, record: Record) -> None:
-        """The record we sent last is in the journal, and folded; also where we have lost the run
-        meanwhile, or were cut off."""
-        self._sent = None
+        """A record that we sent is in the journal, and folded; also where we have lost the run
+        meanwhile, or were cut off: nothing else of what we sent can land any more."""
+        self._sent = {}
         self.store.observer.appended(self.run_id, self.fold, record, self.trace)
 
     async def _pause(self, pause_s: float) -> None:
@@ -346,44 +361,6 @@ class Log:
         except asyncio.CancelledError:
             self._stopped = self._cut_off = True  # what was published may still land
             raise
-
-    def _seal(self, body: Body, record_id: str, trace: str) -> tuple[Body, Entry]:
-        claim = self.claim if isinstance(body, HOLDER_RECORDS) else 0
-        if self.store.shared and isinstance(body, HOLDER_RECORDS) and not claim:
-            raise Fenced(f"run {self.run_id} was not claimed here", run_id=self.run_id)
-        if claim and (self.fold.claim is None or self.fold.claim.n != claim):
-            raise Fenced(f"run {self.run_id}: claim {claim} has ended", run_id=self.run_id)
-        try:
-            record, raw = seal(
-                body,
-                n=self.fold.n + 1,
-                id=record_id,
-                at=body.at or instant_text(datetime.now(UTC)),
-                by=self.by,
-                prev=self.fold.head,
-                claim=claim,
-            )
-            # Our own record must be one that every reader takes: a field of a wrong type would be
-            # read as a newer version's, for ever.
-            read_back = decode(raw)
-        except (TypeError, ValueError, Damage) as error:
-            raise self._unwritable(body, str(error)) from error
-        if isinstance(read_back, NewerRecord):
-            raise self._unwritable(body, read_back.why)
-        self.fold.check(record)
-        entry = Entry(record, raw, trace=trace)  # a directory keeps no headers: for this handle
-        if self.store.shared:
-            commit = -1 if is_restart_point(record) else self.restart_at
-            status = status_after(self.fold, entry)
-            entry = Entry(record, raw, status, commit=commit, trace=trace)
-        return record, entry
-
-    def _unwritable(self, body: Record, why: str) -> NotEncodable:
-        return NotEncodable(
-            f"run {self.run_id}: no {tag(body)} record can be made of this: {why[:300]}",
-            run_id=self.run_id,
-            hint="check the types of what was passed in",
-        )
 
     def _concurrent(self) -> ConcurrentUse:
         return ConcurrentUse(

@@ -146,9 +146,6 @@ async def _decided(
                 await wait_over(journal, decision.start)
                 earlier_over = True
             case Ask():
-                if decision.policy == "probe" and not earlier_over:
-                    await wait_over(journal, decision.start)  # else its word is not the last
-                    earlier_over = True
                 if not await settle(journal, call, decision, ways.probe):
                     raise indeterminate(journal, decision.start)
             case Mismatch():
@@ -314,17 +311,15 @@ async def _called(journal: Journal, start: StepStarted, perform: Perform) -> Ste
             body = await perform(start)
     except Unrecordable as unrecordable:
         raise await _did_happen(journal, start, unrecordable.error) from unrecordable
+    patience_s = journal.result_patience_s if start.replay == "unsafe" else 0.0
     try:
-        journal.patience_s = journal.result_patience_s if start.replay == "unsafe" else 0.0
-        return await _complete(journal, body)
+        return await _complete(journal, body, patience_s=patience_s)
     except TooLarge as error:
         raise await _did_happen(journal, start, error) from error
     except Fenced:
         if start.replay == "unsafe" and body.result is not UNSET:
             journal.late = (start, body.result)  # its holder may say so (R29)
         raise
-    finally:
-        journal.patience_s = 0.0
 
 
 async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> Refusal:
@@ -332,14 +327,19 @@ async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> R
     runs again (R16); a read records nothing. The error to raise."""
     if start.replay == "unsafe":
         problem = StepError(type="not_recordable", message=error.message[:1000])
-        await _complete(journal, StepCompleted(step=start.step, error=problem))
+        body = StepCompleted(step=start.step, error=problem)
+        await _complete(journal, body, patience_s=journal.result_patience_s)
     error.run_id = journal.run_id
     return error
 
 
-async def _complete(journal: Journal, body: StepCompleted, record_id: str = "") -> StepCompleted:
+async def _complete(
+    journal: Journal, body: StepCompleted, record_id: str = "", patience_s: float = 0.0
+) -> StepCompleted:
     """Record a result of this process's own call: a fact, due while the step has none."""
-    completed = await journal.append(lambda fold: _if_unresolved(fold, body), record_id=record_id)
+    completed = await journal.append(
+        lambda fold: _if_unresolved(fold, body), record_id=record_id, patience_s=patience_s
+    )
     if completed is None:  # only another holder can have done that
         raise Fenced(f"step {body.step} was completed by somebody else", run_id=journal.run_id)
     return completed

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -30,6 +31,9 @@ log = logging.getLogger("runfold")
 
 FRESH_S = 5.0
 """A record this young is somebody's at work: its task is on the way."""
+
+SHARE = 0.1
+"""Of the time, at most about: a pass over a million headers takes long (docs/operations.md)."""
 
 RUNNING = frozenset({"running"})
 RESTING = frozenset({"waiting", "paused", "awaiting_approval", "indeterminate"})
@@ -82,8 +86,11 @@ async def keep_sweeping(
     where the last one ended. `agents`, `held`: as `sweep` takes them, asked for before each; no
     agents: nothing is looked at."""
     cursors: dict[frozenset[str], RunId | None] = {RUNNING: None, RESTING: None}
+    took_s = 0.0
     while True:
-        await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
+        pause_s = max(every_s, took_s * (1 / SHARE - 1))
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        began = time.monotonic()
         wanted = agents()
         if not wanted:
             continue
@@ -95,6 +102,7 @@ async def keep_sweeping(
                 cursors[statuses] = done.cursor
         except RunfoldError as error:
             log.warning("the sweep was cut short: %s", error.message)
+        took_s = time.monotonic() - began
 
 
 async def _dispatched(

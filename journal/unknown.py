@@ -78,8 +78,9 @@ async def settle(journal: Journal, call: Call, ask: Ask, probe: Probe | None) ->
     if ask.policy == "interrupt":
         await _interrupt(journal, start)
         return True
-    if len(journal.fold.steps[start.step].starts) > PROBE_RETRIES_MAX:
+    if probe is None or not may_probe(journal.fold, call, ask):
         return False
+    await wait_over(journal, start)  # else the probe's word is not the last
     match await _probed(probe, start):
         case Happened(result):
             value = recordable(result, f"the probe's result of {start.step}")
@@ -98,6 +99,12 @@ async def settle(journal: Journal, call: Call, ask: Ask, probe: Probe | None) ->
             return True
         case CannotTell():
             return False
+
+
+def may_probe(fold: Fold, call: Call, ask: Ask) -> bool:
+    """Whether a probe would settle it: its word counts for both, and so often only."""
+    probes = ask.policy == call.policy == "probe"
+    return probes and len(fold.steps[ask.start.step].starts) <= PROBE_RETRIES_MAX
 
 
 async def settle_without_code(journal: Journal, step: StepState) -> bool:
@@ -122,10 +129,8 @@ def _still_unknown(fold: Fold, start: StepStarted) -> bool:
     return not fold.finished and step is not None and step.unknown and step.last.n == start.n
 
 
-async def _probed(probe: Probe | None, start: StepStarted) -> Probed:
+async def _probed(probe: Probe, start: StepStarted) -> Probed:
     """The probe's answer; one that fails, or takes long, can't tell."""
-    if probe is None:
-        return CannotTell("today's tool has no probe")
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             answer = await probe(start.key)
@@ -190,9 +195,9 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     """Whether the call of this start can no longer be running (PROTOCOL 3).
 
     A lock is held as long as a call under it runs (Journal.close). On a shared store the worker is
-    asked, and its yes counts for more than any deadline. Nobody counts as gone when it is said
-    twice, the ack wait apart; or once, where the next holder adopted the run and so asked before;
-    or once the deadline has passed. Of a remote worker's call only the deadline tells.
+    asked, and its yes counts for more than any deadline, its no for as much; but not that of who
+    answers for a remote one. That nobody answers proves nothing: a worker that is cut off lives,
+    and calls. So then, and in silence, only the deadline tells.
     """
     if journal.calls_on() or start.n in journal.left:
         return False
@@ -203,14 +208,9 @@ async def _earlier_over(journal: Journal, start: StepStarted) -> bool:
     if holder is None:  # no claim to ask about: only the deadline tells
         return late
     answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    if holder.remote:
-        return late and answer != "yes"
-    after = next((claim for n, claim in journal.fold.claims.items() if n > holder.n), None)
-    adopted = after is not None and after.reason == "adopted"
-    if answer == "nobody" and not late and not adopted:
-        await asyncio.sleep(journal.ack_wait_s)
-        answer = await journal.store.ask(holder.worker, journal.run_id, holder.n)
-    return answer in ("no", "nobody") or (answer == "silent" and late)
+    if answer == "no" and not holder.remote:
+        return True
+    return late and answer != "yes"
 
 
 def indeterminate(journal: Journal, start: StepStarted) -> IndeterminateError:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from .fold import Fold
 from .ids import Marker, RunId
 from .messages import JSON, Message
-from .records import Commit, RunCompleted, Status
+from .records import Commit, RunCompleted, Status, StepStarted
 from .waits import asked, parse_instant
 
 
@@ -26,7 +26,8 @@ class Pending(Struct, frozen=True, kw_only=True):
 
 
 class UnknownStep(Struct, frozen=True, kw_only=True):
-    """A write whose outcome nobody knows. `start`: the n of its start; a reconcile names it."""
+    """A write whose outcome nobody knows. `start`: the n of its start; a reconcile names it.
+    `deadline`: see `may_run_until`."""
 
     step: str
     start: int
@@ -34,6 +35,7 @@ class UnknownStep(Struct, frozen=True, kw_only=True):
     input: JSON
     key: str
     partial: JSON = None
+    deadline: datetime | None = None
 
 
 class WaitingOn(Struct, frozen=True, kw_only=True):
@@ -163,9 +165,16 @@ def unknown_steps(fold: Fold) -> tuple[UnknownStep, ...]:
             input=step.last.input,
             key=step.last.key,
             partial=step.partial,
+            deadline=may_run_until(step.last),
         )
         for step in fold.unknown()
     )
+
+
+def may_run_until(start: StepStarted) -> datetime | None:
+    """Until when the call of a write that was cut off may still be running, and a retry waits for
+    it, unless its worker says before that it has ended (R22). None where a lock tells."""
+    return instant(start.deadline) if start.claim and start.deadline else None
 
 
 def waiting_on(fold: Fold, *, held: bool = False, now: str = "") -> tuple[WaitingOn, ...]:

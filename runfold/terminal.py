@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -34,6 +36,7 @@ from journal.records import (
     VerdictDeny,
 )
 from journal.steps import completed_value
+from journal.stores.nats_address import without_password
 from journal.views import (
     Completed,
     Waiting,
@@ -76,8 +79,14 @@ def say(text: str = "") -> None:
 
 
 def options(store: str | None, namespace: str) -> str:
-    """The options that a printed command needs to mean the same store, quoted for a shell."""
-    words = ["--store", store] if store else []
+    """The options that a printed command needs to mean the same store, quoted for a shell. No
+    password is printed: RUNFOLD_STORE, where the address stands there, says it by itself."""
+    shown = store
+    if store and "://" in store:
+        shown = ",".join(without_password(url) for url in store.split(","))
+    if shown != store and os.environ.get("RUNFOLD_STORE") == store:
+        shown = None
+    words = ["--store", shown] if shown else []
     words += ["--namespace", namespace] if namespace != "runfold" else []
     return "".join(f" {shlex.quote(word)}" for word in words)
 
@@ -112,6 +121,7 @@ def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> 
         name = shlex.quote(name)  # of a writer of ours it needs none
         say(f"    {visible(step.tool)} {visible_json(step.input)}")
         say(f"    key {visible(step.key)}")
+        say_wait(step.deadline, "    ")
         say(f"    runfold reconcile {run} {name} --start {step.start} --done JSON{option}")
         say(f"    runfold reconcile {run} {name} --start {step.start} --retry{option}")
     for call in pending_calls(fold):
@@ -120,6 +130,13 @@ def print_run(fold: Fold, option: str, *, held: bool = False, now: str = "") -> 
         marker = shlex.quote(visible(call.marker))
         say(f"    runfold approve {marker}{option}")
         say(f"    runfold reject {marker} --reason TEXT{option}")
+
+
+def say_wait(deadline: datetime | None, indent: str) -> None:
+    """How long a retry waits for an earlier call that may still be running, if it does (R22)."""
+    if deadline is not None and deadline > datetime.now(UTC):
+        over = f"{instant_text(deadline)}, when the earlier call is surely over"
+        say(f"{indent}a retry waits until {over}, unless its worker says before that it has ended")
 
 
 def timeline(entry: Entry) -> str:

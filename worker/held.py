@@ -247,6 +247,9 @@ class Held:
     async def _fenced(self) -> None:
         """The run is somebody else's. A write of ours that did finish is told (R29)."""
         self._leave()
+        if self.journal.in_doubt:  # cut off in an append: what landed of it is told to observers
+            with suppress(RunfoldError):
+                await self.journal.refresh()
         late = self.journal.late
         if late is None:
             return

@@ -229,9 +229,11 @@ function retry(item) {
     name: "reconcile",
     opens: "It did not happen…",
     look: "bad",
-    intro:
-      "The call above is made again, once, without another question. " +
+    intro: [
+      "The call above is made again, once, without another question. ",
       `If it did happen, ${item.tool} happens twice.`,
+      waiting(item),
+    ],
     fields: check(
       el("input", { type: "checkbox", required: true }),
       "I have checked: it did NOT happen.",
@@ -239,6 +241,12 @@ function retry(item) {
     says: "It did NOT happen: run it again",
     payload: () => reconciled(item, "retry"),
   };
+}
+
+function waiting({ deadline }) {
+  if (!deadline || new Date(deadline) < new Date()) return null;
+  const unless = ", when the earlier call is over, unless its worker says before that it has ended.";
+  return [" It waits until ", time(deadline), unless];
 }
 
 function reconciled({ step, start }, outcome) {

@@ -20,6 +20,8 @@ from runfold import Agent, Message, Reply, ToolCall, ToolRequest, ToolSpec, read
 
 LEDGER = Path(os.environ.get("DEMO_LEDGER", "payments.jsonl"))
 PAY_S = float(os.environ.get("DEMO_PAY_S", "0"))
+SPARE_S = float(os.environ.get("DEMO_SPARE_S", "30"))
+"""A payment may take so much longer, and no more: if its worker is lost, a retry waits for that."""
 
 
 @read
@@ -28,7 +30,7 @@ async def look_up(invoice: int) -> dict[str, int | str]:
     return {"invoice": invoice, "to": "ACME Ltd", "cents": 1000 + invoice}
 
 
-@write
+@write(timeout_s=PAY_S + SPARE_S)
 async def pay(invoice: int, cents: int, call: ToolCall) -> str:
     """Pay an invoice. A bank that knew the key could refuse a second payment; this one does not."""
     odd = invoice % 2 == 1

@@ -297,7 +297,7 @@ def raise_if_gone(error: ApiError, stream: str) -> None:
     if error.err_code == STREAM_NOT_FOUND:
         raise StoreUnavailable(
             f"stream {stream} is gone",
-            hint="restore it from a backup; `runfold init` would make an empty one",
+            hint="restore it from a backup; `runfold init` puts no empty one in its place",
         )
     if 400 <= error.code < 500 and error.code != 429:
         raise StoreUnavailable(f"stream {stream} refuses to be read: {error}")

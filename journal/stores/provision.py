@@ -35,6 +35,7 @@ from .stream_lookup import (
     NOT_CLUSTERED,
     StreamInfo,
     call,
+    check_whole,
     journal_streams,
     journals_there,
     look_up,
@@ -108,8 +109,12 @@ async def provision(
     connection = Connection(url, namespace=namespace, creds=creds)
     await connection.open()
     try:
+        # That of tasks is made behind them: where it was there before, all of them were.
+        complete = await look_up(connection, tasks_name(namespace)) is not None
         there = await journals_there(connection, namespace)
         count = shards_to_make(namespace, there, shards)
+        if complete:
+            check_whole(namespace, there, count)
         journals: list[Made] = []
         # The first one comes last: it is what says, to whoever opens a store, that all are there.
         for shard in reversed(range(count)):

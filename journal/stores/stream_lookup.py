@@ -141,19 +141,26 @@ def shards_to_make(namespace: str, there: Mapping[int, StreamInfo], asked: int |
         told = ", ".join(f"{stream_name(namespace, i)} of {named_by[i]}" for i in sorted(there))
         raise ShardsFixed(
             f"namespace {namespace} has journal streams already: {told}; "
-            "over how many runs are spread can't be changed",
+            "how many of them runs are spread over can't be changed",
             hint="leave --shards out; or take another namespace; or delete them, if all are unused",
         )
     (count,) = counts
-    used = 0 in there or any(one.state.last_seq for one in there.values())
-    missing = [index for index in range(count) if index not in there]
-    if used and missing:
-        raise _gone(stream_name(namespace, missing[0]), count)
+    if 0 in there or any(one.state.last_seq for one in there.values()):
+        check_whole(namespace, there, count)
     return count
 
 
+def check_whole(namespace: str, there: Mapping[int, StreamInfo], shards: int) -> None:
+    """Raises NotProvisioned where one is missing, of those that were all there once."""
+    missing = [index for index in range(shards) if index not in there]
+    if missing:
+        raise _gone(stream_name(namespace, missing[0]), shards)
+
+
 def _gone(stream: str, shards: int) -> NotProvisioned:
+    of = f"one of the {shards} that runs are spread over" if shards > 1 else "and there was one"
     return NotProvisioned(
-        f"there is no stream {stream}, one of the {shards} that runs are spread over",
-        hint="restore it from a backup: runs are in it, and an empty one would start them anew",
+        f"there is no stream {stream}, {of}",
+        hint="restore it from a backup: runs are in it, and an empty one would start them anew; "
+        "to begin with nothing, delete the other streams of the namespace as well",
     )

@@ -74,7 +74,7 @@ def bridge(
             "--restart-limit",
             min=1,
             max=RESTART_LIMIT_MAX,
-            help="A run that loses so many workers over HTTP in a row failed.",
+            help="A run that loses so many workers over HTTP in a row fails.",
         ),
     ] = RESTART_LIMIT,
     store: StoreOption = None,

@@ -13,7 +13,7 @@ from ..frame import UsageProblem, execute
 from ..loading import json_option
 from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
 from ..reach import talking
-from ..terminal import emit_json, say
+from ..terminal import emit_json, say, say_wait
 
 RequestOption = Annotated[
     str | None,
@@ -125,12 +125,14 @@ async def send_signal(
     async with talking(target) as talk:
         receipt = await talk.signal(run, name, payload, request_id=request_id)
     if json:
-        shape = {
+        shape: dict[str, Any] = {
             "run": run,
             "request_id": receipt.request_id,
             "result": receipt.result,
             "n": receipt.n,
         }
+        if receipt.deadline is not None:
+            shape["deadline"] = receipt.deadline
         emit_json(shape)
     else:
         words = {
@@ -141,4 +143,5 @@ async def send_signal(
             "repeated": "said before",
         }
         say(f"{name}: {words[receipt.result]} (record {receipt.n})")
+        say_wait(receipt.deadline, "  ")
     return 0

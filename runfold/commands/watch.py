@@ -18,7 +18,7 @@ from journal.waits import instant_text
 from ..frame import UsageProblem, execute
 from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
 from ..reach import reached
-from ..terminal import EXIT_BY_STATUS, emit_json, note, say, timeline
+from ..terminal import EXIT_BY_STATUS, emit_json, note, say, say_wait, timeline
 
 
 def register(app: typer.Typer) -> None:
@@ -102,6 +102,7 @@ def _print_item(item: InboxItem, option: str) -> None:
             say(f"    {visible(item.text)}; key {visible(item.key or '')}")
             if item.partial is not None:
                 say(f"    it had reported {visible_json(item.partial)}")
+            say_wait(item.deadline, "    ")
             say(f"    {command} --done JSON{option}")
             say(f"    {command} --retry{option}")
         case "operator":

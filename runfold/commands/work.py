@@ -58,7 +58,7 @@ def worker(
     ] = ACK_WAIT_S,
     restart_limit: Annotated[
         int,
-        typer.Option("--restart-limit", help="A run that loses so many workers in a row failed."),
+        typer.Option("--restart-limit", help="A run that loses so many workers in a row fails."),
     ] = RESTART_LIMIT,
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds for calls to end when it is told to stop.")

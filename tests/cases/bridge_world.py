@@ -120,7 +120,7 @@ class House:
         return found.outcome.pending[0].marker
 
     async def unknown(self, runs: list[str]) -> None:
-        """Runs whose charge was cut off by the death of their worker."""
+        """Runs whose charge was cut off by the death of their worker, long ago."""
         fleet = self.fleet
         fleet.hold("pay")
         worker = await fleet.worker(concurrency=100)
@@ -128,7 +128,7 @@ class House:
         await eventually(lambda: len(fleet.ledger.lines()) == len(runs), WAIT_S)
         await fleet.kill(worker)
         fleet.go("pay")
-        await fleet.worker(concurrency=100)
+        await fleet.worker(concurrency=100, long_after=True)
         await fleet.reaches(runs, {"indeterminate"})
 
     async def close(self) -> None:

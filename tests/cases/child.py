@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from cases.pay import build, die
+from kit.deadlines import pass_deadlines
 
 from journal.codec import Entry
 from journal.doors import signal
@@ -56,8 +57,12 @@ async def run_pay(
     at: str = "",
     when: str = "",
     namespace: str = "runfold",
+    long_after: bool = False,
 ) -> dict[str, Any]:
-    """`run` of the pay agent; `when` (`3:before`) is the append at which the process dies."""
+    """`run` of the pay agent; `when` (`3:before`) is the append at which the process dies.
+    `long_after`: when the deadline of a call that was cut off before has passed."""
+    if long_after:
+        pass_deadlines()
     agent = build(Path(home), script=script, at=at)
     async with open_store(store, namespace=namespace) as opened:
         dying = DyingStore(opened, when)

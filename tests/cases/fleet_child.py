@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from cases.fleet_agents import build
 from cases.pay import die
+from kit.deadlines import pass_deadlines
 
 from journal import taking
 from journal.stores.jetstream import JetStreamStore
@@ -31,9 +32,13 @@ async def work(
     crash: str = "",
     zone: str = "",
     revisit_s: float = 0.3,
+    long_after: bool = False,
 ) -> NoReturn:
     """Serve until stopped. Leaves `ready-<tag>` in the home once it works. `revisit_s`: how soon
-    what it may not take is offered to others again (the product: 5 s)."""
+    what it may not take is offered to others again (the product: 5 s). `long_after`: to it the
+    deadline of every call that was cut off has passed."""
+    if long_after:
+        pass_deadlines()
     assert taking.REVISIT_S > 0
     taking.REVISIT_S = revisit_s  # type: ignore[attr-defined]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")

@@ -54,6 +54,7 @@ class Workers:
         crash: str = "",
         zone: str = "",
         ready: bool = True,
+        long_after: bool = False,
         **options: Any,
     ) -> Child:
         """One more worker; `options` are Worker's, by default an ack wait of 1 s and a grace of
@@ -70,6 +71,7 @@ class Workers:
             tag=tag,
             crash=crash,
             zone=zone,
+            long_after=long_after,
         )
         self.children.append(child)
         if ready:

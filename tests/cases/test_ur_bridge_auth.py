@@ -229,6 +229,7 @@ async def test_ur70_what_a_nats_user_may_do_is_what_the_permissions_say(
             fleet_on(world.home, zygote, url("admin")) as fleet,
             bridge_process(zygote, url("bridge"), "runfold", tmp_path / "bridge") as bridge,
         ):
+            fleet.url = url("worker")  # who sets it up works no runs
             await fleet.worker()
             runs = ["r1", "r2", "r3"]
             await fleet.starts({one: plan(["gated"]) for one in runs})

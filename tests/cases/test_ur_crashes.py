@@ -185,7 +185,7 @@ def test_ur06_a_retry_killed_in_the_write_asks_again(
     say: dict[str, Any] = {"store": place, "run_id": "r1", "name": "reconcile"}
     said = zygote.call("cases.child:decide", **say, payload=retry, namespace=namespace).wait()
     assert said.json["result"] == "applied"
-    assert zygote.call(go, **about, at="tool:after").wait().code == -9
+    assert zygote.call(go, **about, at="tool:after", long_after=True).wait().code == -9
     for _ in range(2):
         end = zygote.call(go, **about).wait().json["outcome"]
         assert (end["type"], end["step"]) == ("indeterminate", CHARGE)

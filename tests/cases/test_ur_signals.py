@@ -15,6 +15,7 @@ from cases.child import DyingStore
 from cases.pay import ANSWER, TO
 from cases.world import World, check_store, named, one_line
 from cases.zygote import Zygote
+from kit.deadlines import deadlines_passed
 
 from journal.codec import Entry
 from journal.doors import signal, state
@@ -414,7 +415,8 @@ async def test_ur22ab_the_second_reconcile_is_a_conflict(
     again = await signal(store, "r1", "reconcile", {"step": STEP} | first)
     assert (again.result, again.n) == ("repeated", receipt.n)
     agent = world.agent()
-    assert isinstance(await run(store, agent, "r1"), Completed)
+    with deadlines_passed():
+        assert isinstance(await run(store, agent, "r1"), Completed)
     assert len(world.ledger.lines()) == effects
     if effects == 1:
         assert agent.model.requests[-1][-1].content == first["result"]
@@ -464,7 +466,8 @@ async def test_ur22c_two_reconciles_at_once(
             assert len(world.ledger.lines(run_id)) == (1 if done else 2)
             assert named(await check_store(store, run_id)).count("signal") == 1
 
-        await asyncio.gather(*(goes_on(*each) for each in zip(runs, won, strict=True)))
+        with deadlines_passed():
+            await asyncio.gather(*(goes_on(*each) for each in zip(runs, won, strict=True)))
 
 
 async def test_ur22d_reconcile_of_what_is_not_unknown(store: Store, world: World) -> None:

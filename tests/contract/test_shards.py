@@ -162,7 +162,8 @@ async def test_nor_is_the_first_one_where_another_was_used(server: NatsServer) -
     run = next(f"r{i}" for i in range(99) if shard_of(RunId(f"r{i}"), 4) == 2)
     async with JetStreamStore(server.url) as store:
         await fill(store, journal_of(2, run))
-    await ask(server.url, f"$JS.API.STREAM.DELETE.{JOURNALS[0]}")
+    for stream in (JOURNALS[0], "RUNFOLD_TASKS"):  # which would tell, too
+        await ask(server.url, f"$JS.API.STREAM.DELETE.{stream}")
     for asked in (None, 4):
         with pytest.raises(NotProvisioned, match=f"no stream {JOURNALS[0]}, one of the 4"):
             await provision(server.url, shards=asked)

@@ -19,7 +19,6 @@ from kit.build import (
     Killed,
     Log,
     PlainView,
-    VirtualTime,
     approved,
     asking,
     asks,
@@ -35,6 +34,7 @@ from kit.build import (
     types_of,
     write_as_other,
 )
+from kit.deadlines import deadlines_passed
 
 from journal.claims import Answer
 from journal.codec import Damage, Entry
@@ -53,7 +53,7 @@ from journal.errors import (
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.messages import JSON, Message, Reply
-from journal.records import Claim, Signal, StepStarted
+from journal.records import Signal, StepStarted
 from journal.stepping import RetryLater
 from journal.store import Held, Store, Unknown
 from journal.stores.file import FileStore
@@ -316,7 +316,8 @@ async def test_a_reconcile_between_a_lost_park_and_its_read_back_goes_on_under_a
 
     store.person = person
     agent = Agent("a", model=ScriptedModel(call("pay", amount=1), say("Paid.")), tools=[pay])
-    assert await run(store, agent, RUN, "go") == ended("Paid.")
+    with deadlines_passed():
+        assert await run(store, agent, RUN, "go") == ended("Paid.")
     assert len(calls) == (2 if said["outcome"] == "retry" else 1)
     await goes_on_under_a_new_claim(store)
 
@@ -362,35 +363,17 @@ async def test_a_worker_that_says_it_still_runs_is_waited_for_whatever_the_deadl
     assert store.asked == ["w1"]
 
 
-async def test_nobody_counts_as_over_when_said_twice_the_ack_wait_apart(time: VirtualTime):
-    store = await shared_with("nobody", FUTURE)
-    assert await retried(store)
-    assert (store.asked, time.slept) == (["w1", "w1"], [30])
-
-
-@pytest.mark.parametrize("second", ["yes", "silent"])
-async def test_a_worker_that_is_back_after_the_ack_wait_is_waited_for(
-    second: Answer, time: VirtualTime
-):
-    store = await shared_with("nobody", FUTURE)
-
-    async def back() -> None:
-        store.answers["w1"] = second
-
-    time.on_sleep.append(back)
-    assert not await retried(store)
-
-
-async def test_nobody_said_once_is_enough_after_a_claim_that_adopted_the_run(time: VirtualTime):
-    adopted = Claim(worker="w2", revision="1", reason="adopted")
-    store = await shared_with("nobody", FUTURE, adopted)
-    assert await retried(store)
-    assert (store.asked, time.slept) == (["w1"], [])
-
-
+@pytest.mark.parametrize("adopted", [False, True], ids=["", "adopted"])
+@pytest.mark.parametrize("answer", ["nobody", "silent"])
 @pytest.mark.parametrize(("deadline", "over"), [(PAST, True), (FUTURE, False)])
-async def test_a_silent_worker_is_over_only_past_the_deadline(deadline: str, over: bool):
-    assert await retried(await shared_with("silent", deadline)) is over
+async def test_that_a_worker_can_not_be_reached_proves_nothing_until_the_deadline(
+    deadline: str, over: bool, answer: Answer, adopted: bool
+):
+    """Cut off from everybody it lives, and its call goes on."""
+    between = [claimed("w2", reason="adopted")] if adopted else []
+    store = await shared_with(answer, deadline, *between)
+    assert await retried(store) is over
+    assert store.asked == ["w1"]
 
 
 @pytest.mark.parametrize("answer", ["yes", "no", "nobody", "silent"])
@@ -513,7 +496,8 @@ async def test_a_write_past_its_time_on_a_shared_store_lets_no_retry_run_beside_
     assert not task.done()
     gate.go.set()
     assert isinstance(await task, Indeterminate)
-    assert await run(store, agent, RUN) == ended("Paid.")
+    with deadlines_passed():
+        assert await run(store, agent, RUN) == ended("Paid.")
     assert gate.entered.is_set()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.build import (
+    DEADLINE,
     RUN,
     FaultyStore,
     Killed,
@@ -22,6 +24,7 @@ from kit.build import (
     started,
     types_of,
 )
+from kit.deadlines import deadlines_passed
 from kit.turns import Clock, Handler, World, agent_of, begun, ended, work
 
 import journal.unknown
@@ -34,7 +37,7 @@ from journal.store import Store
 from journal.stores.file import FileStore
 from journal.stores.memory import MemoryStore
 from journal.terms import Complete, Continue, Next
-from journal.views import AwaitingApproval, Cancelled, Indeterminate, Outcome
+from journal.views import AwaitingApproval, Cancelled, Indeterminate, Outcome, Waiting, instant
 from runfold.testing import ScriptedModel, call, say
 from worker.agent import Agent
 from worker.context import Call, Context, ToolResult
@@ -55,7 +58,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         case "file":
             return FileStore(tmp_path)
         case _:
-            return FaultyStore(shared=True)
+            store = FaultyStore(shared=True)
+            store.otherwise = "no"  # who made the call is there, and says that it has ended
+            return store
 
 
 class Post:
@@ -309,10 +314,15 @@ async def test_a_crash_is_probed_by_whoever_comes_next(kind: str, shared: bool):
     store = FaultyStore(shared=shared)
     post = Post(kind, "probe", probed=[DidNotHappen(), Happened("L-2")], raising=Killed())
     post.raising.append(Killed())
-    for _ in range(2):
+    with pytest.raises(Killed):
+        await post.run(store)
+    if shared:  # it may be cut off, and at it
+        assert isinstance(await post.run(store), Waiting)
+        assert post.asked == []
+    with deadlines_passed():
         with pytest.raises(Killed):
             await post.run(store)
-    assert await post.run(store) == ended("Sent.")
+        assert await post.run(store) == ended("Sent.")
     assert (post.told(), post.calls) == ("L-2", ["mail", "mail"])
 
 
@@ -494,13 +504,38 @@ async def waiting_to_retry() -> FaultyStore:
     return store
 
 
-async def test_a_permitted_retry_waits_while_the_earlier_call_may_run():
+async def test_a_permitted_retry_waits_for_the_deadline_of_the_earlier_call():
     store, world, clock = await waiting_to_retry(), World(), Clock()
-    for _ in range(3):
+    for _ in range(3):  # and nobody looks again before
         waits = await work(store, pays(world), clock=clock)
-        assert (waits.status, world.calls) == ("waiting", [])
-        clock.passes(seconds=31)
+        (on,) = waits.waiting_on
+        assert (waits.status, on.what, on.until) == ("waiting", "timer", instant(DEADLINE))
+        clock.passes(seconds=3600)
+    assert (world.calls, store.asked) == ([], ["w0"])
+    clock.now = instant(DEADLINE)
     store.answers["w0"] = "no"
+    assert (await work(store, pays(world), clock=clock)).outcome == ended("pay 1")
+
+
+async def test_a_worker_that_still_calls_past_the_deadline_is_asked_every_ack_wait():
+    store, world, clock = await waiting_to_retry(), World(), Clock()
+    clock.now = instant(DEADLINE)
+    with deadlines_passed():
+        for asked in range(1, 4):
+            waits = await work(store, pays(world), clock=clock)
+            assert waits.waiting_on[0].until == clock.now + timedelta(seconds=30)
+            assert (waits.status, len(store.asked)) == ("waiting", asked)
+            clock.passes(seconds=30)
+        assert world.calls == []
+        store.answers["w0"] = "nobody"
+        assert (await work(store, pays(world), clock=clock)).outcome == ended("pay 1")
+
+
+async def test_a_person_may_have_it_looked_at_before_the_deadline():
+    store, world, clock = await waiting_to_retry(), World(), Clock()
+    await work(store, pays(world), clock=clock)
+    store.answers["w0"] = "no"
+    await signal(PlainView(store), RUN, "resume", {})
     assert (await work(store, pays(world), clock=clock)).outcome == ended("pay 1")
 
 

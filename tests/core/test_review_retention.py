@@ -8,8 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from kit.build import Killed, Log, answered, failed, started
+from kit.build import FaultyStore, Killed, Log, answered, claimed, failed, started, submitted
+from msgspec import structs
 
+from journal.errors import RunNotFound
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.log import Log as RunLog
 from journal.purging import Purger, named, purge
@@ -208,3 +211,39 @@ async def test_of_a_large_journal_only_its_end_is_read_to_trim_it(
     await purge(store, RUN)
     assert [entry.type for entry in (await store.load(RUN)).entries] == ["run.purged"]
     assert max(sizes) < 10_000
+
+
+# ---- who waits ----------------------------------------------------------------------------------
+
+
+class EndsAsItIsWaitedFor(FaultyStore):
+    """Whoever waits has read the run when it asks for its holder; then the run ends, and goes."""
+
+    def __init__(self) -> None:
+        super().__init__(shared=True)
+        self.waited_for = False
+
+    async def holder(self, run_id: RunId) -> str | None:
+        if not self.waited_for:
+            self.waited_for = True
+            log = Log(started(), claimed(), submitted("i1"), answered())
+            entry = log.entries[-1]
+            await self.append(run_id, structs.replace(entry, status="completed"), expected=3)
+            await purge(self, run_id)
+        return None
+
+
+@pytest.mark.parametrize("what", ["wait", "shown", "input"])
+async def test_who_waits_for_a_run_that_ends_and_is_purged_is_told_so(what: str):
+    """`wait` broke on an assertion; of an input it was said that there is none."""
+    store = EndsAsItIsWaitedFor()
+    await Log(started(), claimed(), submitted("i1")).store(store)
+    fleet = Fleet(store)
+    asked = {
+        "wait": lambda: fleet.wait(RUN, timeout_s=30),
+        "shown": lambda: fleet.shown(RUN, wait_s=30),
+        "input": lambda: fleet.input(RUN, "i1", wait_s=30),
+    }[what]
+    with pytest.raises(RunNotFound, match="was purged"):
+        await asked()
+    assert store.waited_for

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-from kit.build import RUN, FaultyStore, PlainView, VirtualTime, types_of
+from kit.build import RUN, FaultyStore, PlainView, VirtualTime
 
 from journal.codec import Entry
 from journal.doors import start
 from journal.errors import StoreUnavailable
+from journal.fold import Fold
+from journal.grouped import Job
 from journal.handle import Journal
 from journal.ids import RunId
 from journal.messages import JSON
-from journal.records import StepCompleted
-from journal.grouped import Job
+from journal.observing import Trace, Unobserved
+from journal.records import Record, StepCompleted
 from journal.steps import make_call
-from journal.store import AppendAnswer, Loaded, Unknown
+from journal.store import AppendAnswer, Appended, Loaded, Unknown
 from journal.unknown import NO_WAYS
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
@@ -35,7 +36,7 @@ class Away(FaultyStore):
         super().__init__(shared=True)
         self._time = time
         self.since: float | None = None
-        self.refused: list[str] = []
+        self.on_refused: Callable[[], None] = lambda: None
 
     def _is(self) -> bool:
         return self.since is not None and self._time.now < self.since + OUTAGE_S
@@ -43,7 +44,7 @@ class Away(FaultyStore):
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         await asyncio.sleep(0)
         if self._is():
-            self.refused.append(getattr(entry.record, "step", entry.type))
+            self.on_refused()
             return Unknown("not connected")
         return await super().append(run_id, entry, expected=expected)
 
@@ -53,6 +54,16 @@ class Away(FaultyStore):
             self._time.now += 20.0
             raise StoreUnavailable("not connected; gave up")
         return await super().load(run_id, after=after)
+
+
+class Telling(Unobserved):
+    """Keeps the ids of what it is told of."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def appended(self, run_id: RunId, fold: Fold, record: Record, trace: Trace) -> None:
+        self._told.append(record.id)
 
 
 async def opened(store: FaultyStore) -> Journal:
@@ -73,17 +84,49 @@ def job(name: str, fn: Callable[[], Awaitable[JSON]]) -> Job:
 async def test_a_read_that_ends_beside_a_write_takes_none_of_its_patience(time: VirtualTime):
     store = Away(time)
     journal = await opened(store)
-    trying = asyncio.Event()
+    looking, refused = asyncio.Event(), asyncio.Event()
+    store.on_refused = refused.set
 
     async def pay() -> JSON:
+        await looking.wait()
         store.since = time.now
         return "paid"
 
     async def look() -> JSON:
-        while PAY not in store.refused:
-            await asyncio.sleep(0)
+        looking.set()
+        await refused.wait()
         return "seen"
 
     results = await journal.steps([job(PAY, pay), job(READ, look)])
     assert [one.result for one in results] == ["paid", "seen"]
     await journal.close()
+
+
+async def test_a_record_that_was_cut_off_and_lands_behind_the_recovery_is_told_once():
+    """The metrics say what the journals say."""
+    store = FaultyStore(shared=True)
+    journal = await opened(store)
+    told: list[str] = []
+    store.observer = Telling(told)
+    cut: list[tuple[Entry, int]] = []
+    real = store.append
+
+    async def append(run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
+        store.append = real  # type: ignore[method-assign]
+        cut.append((entry, expected))
+        raise asyncio.CancelledError
+
+    store.append = append  # type: ignore[method-assign]
+
+    async def look() -> JSON:
+        return "seen"
+
+    with pytest.raises(asyncio.CancelledError):
+        await journal.steps([job(READ, look)])
+    await journal.recover()
+    ((entry, expected),) = cut
+    assert isinstance(await real(RUN, entry, expected=expected), Appended)
+    await journal.steps([job(READ, look)])
+    await journal.close()
+    journals = (await store.load(RUN)).entries
+    assert told == [one.record.id for one in journals if one.record.n > entry.record.n - 1]

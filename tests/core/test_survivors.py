@@ -123,7 +123,7 @@ async def test_a_handle_given_up_while_a_late_call_reads_the_tail_never_calls(ti
 
 
 @pytest.mark.usefixtures("no_waiting")
-@pytest.mark.parametrize("answer", ["yes", "silent"])
+@pytest.mark.parametrize("answer", ["yes", "silent", "nobody"])
 async def test_a_write_is_not_probed_while_its_call_may_still_run(answer: Answer):
     """ "It did not happen" would not be the last word then: the call may happen after it (R27)."""
     log = Log(started(), claimed("w0"), start_of(PAY, policy="probe"), released())

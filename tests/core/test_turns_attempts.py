@@ -23,6 +23,7 @@ from kit.build import (
     started,
     types_of,
 )
+from kit.deadlines import deadlines_passed
 from kit.turns import Clock, World, agent_of, begun, ended, work
 
 from journal.doors import signal, state, submit
@@ -825,4 +826,5 @@ async def test_a_crash_after_the_approval_was_used_makes_it_a_matter_for_a_perso
     assert gated.world.calls == ["look"]
     said = {"step": outcome.step, "outcome": "retry"}
     await signal(PlainView(store), RUN, "reconcile", said)  # covers the approval, too (R22)
-    assert await run(store, gated.agent, RUN) == ended(["look 1", "pay 1", None])
+    with deadlines_passed():
+        assert await run(store, gated.agent, RUN) == ended(["look 1", "pay 1", None])

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+import journal.stepping
 import runfold.cli
 from runfold import (
     Agent,
@@ -39,6 +40,9 @@ from runfold import (
     write,
 )
 from runfold.testing import ScriptedModel, call, say
+
+journal.stepping.APPEND_BUDGET_S = 3.0  # type: ignore[misc]
+"""Instead of 30 s, where the deadline of a write has to pass."""
 
 HOLD = Path("hold")
 POLL_S = 0.005
@@ -111,6 +115,12 @@ desk = helpdesk("desk", create_ticket)
 
 quick = helpdesk("quick", write(name="create_ticket", approval=False)(file_ticket))
 """The same without a person."""
+
+brief = helpdesk("brief", write(name="create_ticket", timeout_s=3)(file_ticket))
+"""As `desk`; what it is in the middle of is over soon."""
+
+swift = helpdesk("swift", write(name="create_ticket", approval=False, timeout_s=3)(file_ticket))
+"""As `quick`, likewise."""
 
 clock = Agent("clock", model=Model(call("tick"), say("It ticks.")), tools=[tick])
 """An async read, then the answer."""

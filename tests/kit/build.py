@@ -343,7 +343,7 @@ class FaultyStore(MemoryStore):
     """A MemoryStore with `faults[k]` at its k-th append (from 1), and with `shared` to choose.
 
     `stale_reads` is how many of the next loads see nothing new. `answers` says what asking a worker
-    answers, `asked` who was asked.
+    answers, `otherwise` what asking any other one does, `asked` who was asked.
     """
 
     def __init__(self, faults: Mapping[int, Fault] | None = None, *, shared: bool = False) -> None:
@@ -354,6 +354,7 @@ class FaultyStore(MemoryStore):
         self.appends = 0
         self.stale_reads = 0
         self.answers: dict[str, Answer] = {}
+        self.otherwise: Answer = "nobody"
         self.asked: list[str] = []
         self._late: tuple[str, RunId, Entry, int] | None = None
 
@@ -389,7 +390,7 @@ class FaultyStore(MemoryStore):
 
     async def ask(self, worker: str, run_id: RunId, claim: int) -> Answer:
         self.asked.append(worker)
-        return self.answers.get(worker, "nobody")
+        return self.answers.get(worker, self.otherwise)
 
     async def _land(self, when: str) -> None:
         if self._late is not None and self._late[0] == when:

@@ -33,6 +33,7 @@ assert _spec.loader is not None
 _module = module_from_spec(_spec)
 sys.modules["demo_agent"] = _module
 os.environ.setdefault("DEMO_PAY_S", "1")
+os.environ.setdefault("DEMO_SPARE_S", "14")
 _spec.loader.exec_module(_module)
 _module.asyncio = SimpleNamespace(sleep=_stay)  # type: ignore[attr-defined]
 agent = _module.agent

@@ -108,6 +108,19 @@ class Cell(NamedTuple):
         return not (ended or back or self.seam in ("unwoken", "none"))
 
     @property
+    def deadline_s(self) -> float:
+        """Of its write, in seconds from the start; 0: any. Short where the end of a call that is
+        lost, or was never made, has to be waited for; longer where the run must be parked before,
+        and the zombie be back."""
+        if self.seam == "lingers":
+            return 12.0
+        if not self.unknown or self.policy != "probe":
+            return 0.0
+        if self.fault == "kill":
+            return 3.0
+        return 12.0 if self.seam == "intent" else 0.0
+
+    @property
     def zombie(self) -> bool:
         return self.fault.startswith("zombie")
 

@@ -17,6 +17,7 @@ from typing import Any
 from kit.ledger import Ledger
 
 import journal.handle
+import journal.stepping
 import journal.sweep
 from journal import doors
 from journal.codec import Entry
@@ -114,9 +115,10 @@ def build(
     approval: bool,
     lingers: bool,
     backoff_s: float,
+    timeout_s: float,
 ) -> Agent:
     """Safe tool, unsafe tool, safe tool, answer. `trigger`: what fails, the first time. `lingers`:
-    the write goes on in its thread until the file `land` is there."""
+    the write goes on in its thread until the file `land` is there. `timeout_s`: of the write."""
     ledger = Ledger(seam.folder / "ledger")
 
     def start(call: ToolCall) -> None:
@@ -182,7 +184,7 @@ def build(
         approval=approval,
         on_unknown=policy,  # type: ignore[arg-type]
         probe=probe if policy == "probe" else None,
-        timeout_s=20,
+        timeout_s=timeout_s,
     )(book_in_thread if lingers else book)
     model = Model(call("alpha"), call("book", what="seat"), call("gamma"), say("?"))
     return Agent(name, model=model, tools=[alpha, unsafe, gamma], retry=Retry(backoff_s=backoff_s))
@@ -245,8 +247,12 @@ async def work(
     commit_each: bool = False,
     lingers: bool = False,
     backoff_s: float = 1.0,
+    timeout_s: float = 20.0,
+    append_budget_s: float = 30.0,
 ) -> None:
-    """A worker of the cell, until it is killed."""
+    """A worker of the cell, until it is killed. The deadline of its write is `timeout_s` and
+    `append_budget_s` after its start."""
+    journal.stepping.APPEND_BUDGET_S = append_budget_s  # type: ignore[misc]
     if commit_each:
         journal.handle.COMMIT_STEPS = 2
     seam = Seam(folder, place, fault)
@@ -258,6 +264,7 @@ async def work(
         approval=approval,
         lingers=lingers,
         backoff_s=backoff_s,
+        timeout_s=timeout_s,
     )
     made = Worker(
         url,

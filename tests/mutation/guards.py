@@ -52,6 +52,7 @@ VALUES = "tests/core/test_values.py::"
 RETENTION = "tests/core/test_retention.py::"
 PURGING = "tests/core/test_purging.py::"
 PURGE_STORES = "tests/contract/test_purging.py::"
+PURGE_REVIEW = "tests/core/test_review_retention.py::"
 SHARDS = "tests/contract/test_shards.py::"
 WAITS = "tests/core/test_waits.py::"
 CONNECTION = "tests/contract/test_jetstream_connection.py::"
@@ -771,8 +772,8 @@ MUTANTS = [
         "purge-resumable",
         "a failure that `resume` can reopen is kept for its time",
         "journal/retention.py",
-        "if fold.can_reopen and now - ended",
-        "if False and now - ended",
+        "if fold.can_reopen and _too_young",
+        "if False and _too_young",
         RETENTION + "test_a_failure_that_resume_could_reopen_has_a_time_of_its_own",
     ),
     Mutant(
@@ -822,6 +823,30 @@ MUTANTS = [
         "if self.path.exists() and not _begins(self.path, self._part):",
         "if False:",
         PURGING + "test_a_copy_takes_the_place_of_a_beginning_of_it_and_of_nothing_else",
+    ),
+    Mutant(
+        "copy-over-new",
+        "nor of one that another store's purge puts there at this moment",
+        "journal/stores/archive.py",
+        "            os.link(self._part, self.path)\n",
+        "            os.replace(self._part, self.path)\n",
+        PURGE_REVIEW + "test_of_two_stores_that_purge_into_one_folder_at_once_each_run_is_kept",
+    ),
+    Mutant(
+        "copy-tombstone",
+        "a copy has no tombstone: a store of copies would remove what is before it",
+        "journal/stores/archive.py",
+        "        if record.startswith(TOMBSTONE):\n            return\n",
+        "",
+        PURGE_REVIEW + "test_the_copy_that_a_second_purge_makes_is_no_purged_run",
+    ),
+    Mutant(
+        "buried-again",
+        "a tombstone that is read anew, its records gone, is no damage",
+        "journal/order.py",
+        " or (fold.purged is not None and fold.n == record.n)",
+        "",
+        PURGE_REVIEW + "test_who_read_a_tombstone_with_its_records_reads_on_when_they_are_gone",
     ),
     Mutant(
         "copy-in-store",
@@ -1137,27 +1162,27 @@ MUTANTS = [
         POLICIES + "test_a_probe_that_can_not_tell_leaves_the_write_to_a_person",
     ),
     Mutant(
-        "adopted-any",
-        "that the next holder adopted the run stands for one `nobody`; no later claim does",
+        "nobody-is-over",
+        "that nobody answers is no proof that a call has ended",
         "journal/unknown.py",
-        "after = next((claim for n, claim in journal.fold.claims.items() if n > holder.n), None)",
-        "after = journal.fold.claims[next(reversed(journal.fold.claims))]",
-        FINDINGS + "test_nobody_said_once_is_enough_after_a_claim_that_adopted_the_run",
+        'if answer == "no" and not',
+        'if answer in ("no", "nobody") and not',
+        FINDINGS + "test_that_a_worker_can_not_be_reached_proves_nothing_until_the_deadline",
     ),
     Mutant(
-        "woken-is-adopted",
-        "a claim that adopted nothing stands for no answer",
+        "silence-is-over",
+        "nor is silence: only the deadline tells then",
         "journal/unknown.py",
-        'adopted = after is not None and after.reason == "adopted"',
-        "adopted = after is not None",
-        FINDINGS + "test_nobody_counts_as_over_when_said_twice_the_ack_wait_apart",
+        'return late and answer != "yes"',
+        'return answer != "yes"',
+        FINDINGS + "test_that_a_worker_can_not_be_reached_proves_nothing_until_the_deadline",
     ),
     Mutant(
         "deadline-beats-yes",
         "a holder that says yes is waited for, whatever the deadline",
         "journal/unknown.py",
-        'return answer in ("no", "nobody") or (answer == "silent" and late)',
-        'return late or answer in ("no", "nobody")',
+        'return late and answer != "yes"',
+        "return late",
         FINDINGS + "test_a_worker_that_says_it_still_runs_is_waited_for_whatever_the_deadline",
     ),
     Mutant(
@@ -1406,16 +1431,8 @@ MUTANTS = [
         "remote-silence",
         "only its deadline says that a remote worker's call is over",
         "journal/unknown.py",
-        '    if holder.remote:\n        return late and answer != "yes"\n',
-        "",
-        FINDINGS + "test_only_the_deadline_says_that_a_call_made_over_http_is_over",
-    ),
-    Mutant(
-        "remote-yes",
-        "a remote worker that is heard of is waited for past its deadline",
-        "journal/unknown.py",
-        'return late and answer != "yes"',
-        "return late",
+        'if answer == "no" and not holder.remote:',
+        'if answer == "no":',
         FINDINGS + "test_only_the_deadline_says_that_a_call_made_over_http_is_over",
     ),
     Mutant(
@@ -1890,9 +1907,9 @@ MUTANTS = [
     Mutant(
         "probed-beside",
         "a write is probed only once its call can no longer be running",
-        "journal/stepping.py",
-        'if decision.policy == "probe" and not earlier_over:',
-        "if False:",
+        "journal/unknown.py",
+        "    await wait_over(journal, start)  # else the probe's word is not the last\n",
+        "",
         SURVIVORS + "test_a_write_is_not_probed_while_its_call_may_still_run",
     ),
     Mutant(
@@ -1947,7 +1964,7 @@ MUTANTS = [
         "written-behind-the-end",
         "a file shorter than what was acknowledged takes no record",
         "journal/stores/file.py",
-        "if size < expected or not _ends_a_record(fd, expected):",
+        "if size < expected or not file_purge.ends_a_record(fd, expected):",
         "if False:",
         SURVIVORS_FILE + "test_a_file_shorter_than_what_was_acknowledged_takes_no_record",
     ),
@@ -1995,7 +2012,7 @@ MUTANTS = [
         "empty-shard",
         "a journal stream that runs were in is not replaced by an empty one",
         "journal/stores/stream_lookup.py",
-        "    if used and missing:\n",
+        "    if missing:\n",
         "    if False:\n",
         SHARDS + "test_a_stream_that_runs_were_in_is_not_replaced_by_an_empty_one[nats-server]",
     ),
@@ -2003,9 +2020,18 @@ MUTANTS = [
         "used-shards-forgotten",
         "nor is the first one, where another one was used",
         "journal/stores/stream_lookup.py",
-        "    used = 0 in there or any(one.state.last_seq for one in there.values())\n",
-        "    used = 0 in there\n",
+        "    if 0 in there or any(one.state.last_seq for one in there.values()):\n",
+        "    if 0 in there:\n",
         SHARDS + "test_nor_is_the_first_one_where_another_was_used[nats-server]",
+    ),
+    Mutant(
+        "made-before-forgotten",
+        "nor is it where all were made before, whether another was used or not",
+        "journal/stores/provision.py",
+        "        if complete:\n",
+        "        if False:\n",
+        "tests/contract/test_review_running.py::"
+        "test_the_first_stream_is_not_made_anew_though_no_run_was_in_another",
     ),
     Mutant(
         "shards-changed",
@@ -2052,8 +2078,8 @@ MUTANTS = [
         "others-counted",
         "a record with our id that another process wrote is not told as ours",
         "journal/log.py",
-        "if self._sent is not None and entry.raw == self._sent.raw:",
-        "if self._sent is not None and entry.record.id == self._sent.record.id:",
+        "if self._sent and entry.raw in self._sent:",
+        "if self._sent and entry.record.id == record_id:",
         COUNTING + "test_a_record_with_our_id_that_another_process_wrote_is_not_ours_to_count",
     ),
     Mutant(
@@ -2132,6 +2158,9 @@ NAMED: dict[str, tuple[str, ...]] = {
         "retry-beside-thread",
         "retry-beside-left",
         "probed-beside",
+        "nobody-is-over",
+        "silence-is-over",
+        "deadline-beats-yes",
     ),
     "task acceptance": (
         "stale-read",

@@ -177,6 +177,7 @@ async def test_unknown_writes_are_settled_as_done_and_by_a_retry(
 
         card = card_of(page, retried)
         await button(card, "It did not happen…").click()
+        await expect(card).to_contain_text("It waits until")
         await button(card, "It did NOT happen: run it again").click()  # not without a check
         await expect(card.locator(":invalid").last).to_be_focused()
         await card.get_by_label("I have checked: it did NOT happen.").check()
@@ -186,9 +187,15 @@ async def test_unknown_writes_are_settled_as_done_and_by_a_retry(
         ended = await stage.until(done, "completed")
         told: Any = ended.outcome
         assert told.message.content == {"ticket": "TICKET-7", "big": 9007199254740993}
+        waits = await stage.until(retried, "waiting")
+        await tab.go(f"runs/{retried}")
+        await expect(page.locator("main")).to_contain_text("may still be running")
+        assert waits.waiting_on[0].until is not None
+        await second.kill()  # for one by whose clock the deadline has passed
+        await crew.worker("writer", skew_s=400)
+        await stage.fleet.signal(retried, "resume", {})
         await stage.until(retried, "completed")
         assert (len(crew.effects(done)), len(crew.effects(retried))) == (0, 1)
-        await tab.go(f"runs/{retried}")
         await expect(page.locator(".timeline .is-reconcile")).to_contain_text("retry")
         assert await ordinals(page) == list(range(1, len(await stage.records(retried)) + 1))
     finally:

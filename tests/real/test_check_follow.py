@@ -310,11 +310,9 @@ async def test_a_stream_that_was_made_anew_is_found_and_audited_from_its_first_r
     await on_jetstream.run("g1", "clock")
     async with looking(on_jetstream) as look:
         await look()
-        await ask(
-            str(on_jetstream.store),
-            f"$JS.API.STREAM.DELETE.{on_jetstream.namespace.upper()}_JOURNAL_0",
-            {},
-        )
+        for name in ("JOURNAL_0", "TASKS"):
+            stream = f"{on_jetstream.namespace.upper()}_{name}"
+            await ask(str(on_jetstream.store), f"$JS.API.STREAM.DELETE.{stream}", {})
         await provision(str(on_jetstream.store), namespace=on_jetstream.namespace)
         for run in ("g2", "g3"):
             await on_jetstream.run(run, "clock")

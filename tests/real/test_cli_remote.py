@@ -375,7 +375,7 @@ class Roles:
 
     async def asking(self, run: str) -> str:
         """A run that waits for approval; its marker."""
-        done = await self.admin.run(run)
+        done = await self.cli("worker").run(run)
         assert done.code == 3, done
         return done.json["pending"][0]["marker"]
 

@@ -12,14 +12,7 @@ from kit.servers import NatsServer
 
 from journal.views import Indeterminate
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.xfail(
-        strict=True,
-        reason="two asks that nobody answers, the ack wait apart, count as the end of the process: "
-        "journal/unknown.py, _earlier_over",
-    ),
-]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def has_the_shape_of_a_run(shape: dict[str, Any]) -> None:
     for pending in shape["pending"]:
         assert pending.keys() == {"marker", "step", "tool", "input", "text"}
     for unknown in shape["unknown"]:
-        assert unknown.keys() == {"step", "start", "tool", "input", "key", "partial"}
+        assert unknown.keys() == {"step", "start", "tool", "input", "key", "partial", "deadline"}
     for wait in shape["waiting_on"]:
         assert wait.keys() == {"what", "since", "until", "ended_by"}
         assert wait["what"] in WAITS and wait["ended_by"]

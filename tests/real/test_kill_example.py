@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from kit.cli import Cli, Done, names, run_line
+from kit.waiting import eventually
+
+from journal.waits import instant_text
 
 pytestmark = pytest.mark.real
 
@@ -22,13 +27,22 @@ async def killed(cli: Cli, id: str, place: str, agent: str = "desk", times: int 
     return done
 
 
-async def killed_in_the_write(cli: Cli, id: str = "k1") -> None:
+async def killed_in_the_write(cli: Cli, id: str = "k1", agent: str = "desk") -> None:
     """Three workers: killed in the read; stops for approval; killed in the approved write."""
-    await killed(cli, id, "lookup")
-    second = await cli.run(id, "desk", *FAST)
+    await killed(cli, id, "lookup", agent)
+    second = await cli.run(id, agent, *FAST)
     assert second.code == 3, second
     assert (await cli("approve", second.json["pending"][0]["marker"])).code == 0
-    await killed(cli, id, "create_ticket")
+    await killed(cli, id, "create_ticket", agent)
+
+
+async def surely_over(cut_off: Done) -> None:
+    """On a server nobody can tell who is dead from who is cut off: a retry waits for the deadline
+    of the write. In a directory the lock of the dead is free."""
+    (unknown,) = cut_off.json["unknown"]
+    if unknown["deadline"] is not None:
+        until = datetime.fromisoformat(unknown["deadline"])
+        await eventually(lambda: datetime.now(UTC) > until, what="the deadline passes")
 
 
 def is_indeterminate(done: Done, start: int | None = None) -> int:
@@ -94,12 +108,15 @@ async def test_five_restarts_after_the_kill_repeat_nothing(cli: Cli) -> None:
 
 
 async def test_each_permitted_retry_starts_the_write_once_under_the_same_key(cli: Cli) -> None:
-    await killed_in_the_write(cli)
-    first = is_indeterminate(await cli.run("k1", "desk", *FAST))
+    await killed_in_the_write(cli, agent="brief")
+    cut_off = await cli.run("k1", "brief", *FAST)
+    first = is_indeterminate(cut_off)
     assert (await cli("reconcile", "k1", STEP, "--retry")).code == 0
-    await killed(cli, "k1", "create_ticket", times=2)
+    await surely_over(cut_off)
+    await killed(cli, "k1", "create_ticket", "brief", times=2)
     # The permit is spent by the start that was cut off: unknown again.
-    second = is_indeterminate(await cli.run("k1", "desk", *FAST))
+    cut_off = await cli.run("k1", "brief", *FAST)
+    second = is_indeterminate(cut_off)
     assert second > first
     assert len(cli.effects("create_ticket")) == 2
     reconcile = ["reconcile", "k1", STEP, "--json"]
@@ -119,7 +136,8 @@ async def test_each_permitted_retry_starts_the_write_once_under_the_same_key(cli
         ], refused
     assert all(f"start {second}" in refused.line for refused in refusals[:2])
     permit = [*reconcile, "--retry", "--start", str(second)]
-    restart = run_line("k1", "desk", *FAST, input="hello")
+    restart = run_line("k1", "brief", *FAST, input="hello")
+    await surely_over(cut_off)
     permitted, end, again = await cli.forked([permit, restart, restart], at_once=1)
     assert (permitted.code, end.code, again.code) == (0, 0, 0), (permitted, end, again)
     assert end.json["message"] == "Ticket filed."
@@ -128,6 +146,25 @@ async def test_each_permitted_retry_starts_the_write_once_under_the_same_key(cli
     assert len(keys) == 3 and len(set(keys)) == 1 and keys[0].startswith(f"k1:{STEP}:")
     assert cli.requests()[-1][-1]["content"] == "TICKET-1"
     assert len(cli.requests()) == 3
+
+
+async def test_a_person_who_permits_a_retry_is_told_how_long_it_waits(cli: Cli) -> None:
+    await killed(cli, "k5", "create_ticket", "quick")
+    (unknown,) = (await cli.run("k5", "quick", *FAST)).json["unknown"]
+    deadline = unknown["deadline"]
+    told = await cli.forked(
+        [["show", "k5"], ["inbox"], ["reconcile", "k5", STEP, "--retry"]], at_once=1
+    )
+    end = await cli.run("k5", "quick", *FAST)
+    if deadline is None:  # the lock tells
+        assert not any("a retry waits" in done.out for done in told)
+        assert (end.code, len(cli.effects("create_ticket"))) == (0, 2), end
+        return
+    until = f"a retry waits until {instant_text(datetime.fromisoformat(deadline))}"
+    assert all(until in done.out for done in told), told
+    (wait,) = end.json["waiting_on"]
+    assert (end.code, wait["what"], wait["until"]) == (5, "timer", deadline), end
+    assert len(cli.effects("create_ticket")) == 1
 
 
 async def test_a_second_worker_that_dies_in_the_recovery_changes_nothing(cli: Cli) -> None:

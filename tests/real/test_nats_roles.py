@@ -43,6 +43,8 @@ from journal.terms import Complete, Continue, Next
 from runfold.diagnosis import diagnose
 from worker.agent import turn
 from worker.context import Call, Context
+from worker.runner import run
+from worker.service import Worker
 from worker.tools import UNSAFE, ToolCall
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -421,6 +423,17 @@ async def test_the_product_says_what_a_role_may_not(guarded: Guarded) -> None:
             await store.load((await doors.state(store, f"by.{role}")).run_id)
             with pytest.raises(PermissionDenied):
                 await store.trim((await doors.state(store, f"by.{role}")).run_id, before=2)
+
+
+async def test_an_admin_works_no_runs_for_workers_could_not_hear_that_it_does(
+    guarded: Guarded,
+) -> None:
+    """They ask who holds a run in their own account; who does not answer is taken for gone."""
+    with pytest.raises(PermissionDenied, match=r"runfold\.worker\."):
+        await Worker(guarded.url("admin"), [asker]).serve()
+    async with guarded.store("admin") as store:
+        with pytest.raises(PermissionDenied, match=r"runfold\.worker\."):
+            await run(store, asker, "by.admin", "hi")
 
 
 # ---- answers that are sent elsewhere -------------------------------------------------------------

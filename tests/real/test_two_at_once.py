@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -101,10 +102,10 @@ async def test_a_stopped_holder_keeps_its_run_until_it_is_killed(cli: Cli) -> No
     assert len(cli.requests()) == 3
 
 
-async def stalled_in_its_write(cli: Cli, proxy: Proxy, id: str) -> Child:
+async def stalled_in_its_write(cli: Cli, proxy: Proxy, id: str, agent: str = "quick") -> Child:
     """A holder, SIGSTOPped in its write and then unknown to the server."""
     cli.hold("create_ticket")
-    holder = await cli.on(proxy.url).begin(id, "quick", *FAST)
+    holder = await cli.on(proxy.url).begin(id, agent, *FAST)
     await cli.reached("create_ticket")
     await holder.stop()
     proxy.refuse(True)
@@ -140,20 +141,24 @@ async def test_a_retry_waits_while_the_earlier_call_may_still_run(
 ) -> None:
     """The holder lives and is back on the network: its call and the retry never overlap (R22)."""
     cli = on_jetstream
-    holder = await stalled_in_its_write(cli, proxy, "t6")
-    assert (await cli.run("t6", "quick", *FAST)).code == 4
+    holder = await stalled_in_its_write(cli, proxy, "t6", "swift")
+    (unknown,) = (await cli.run("t6", "swift", *FAST)).json["unknown"]
     assert (await cli("reconcile", "t6", STEP, "--retry")).code == 0
     proxy.refuse(False)
     holder.go_on()
     await eventually(lambda: _is_back(cli), 20, what="the holder answers again")
-    later = await cli.run("t6", "quick", *FAST)
+    later = await cli.run("t6", "swift", *FAST)
     assert (later.code, later.json["status"]) == (5, "waiting"), later
     (wait,) = later.json["waiting_on"]
-    assert wait["what"] == "timer" and wait["until"] > wait["since"]
+    assert (wait["what"], wait["until"]) == ("timer", unknown["deadline"])
+    over = datetime.fromisoformat(unknown["deadline"])
+    await eventually(lambda: datetime.now(UTC) > over, what="the deadline passes")
+    later = await cli.run("t6", "swift", *FAST)  # the holder says that its call still runs
+    assert (later.code, later.json["status"]) == (5, "waiting"), later
     assert len(cli.effects("create_ticket")) == 1
     cli.let_go("create_ticket")
     assert (await holder.done()).json["error"]["code"] == "fenced"
-    is_answered(await cli.run("t6", "quick", *FAST))
+    is_answered(await cli.run("t6", "swift", *FAST))
     first, second = cli.effects("create_ticket")
     assert first == second
 

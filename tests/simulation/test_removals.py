@@ -13,6 +13,7 @@ from simulation.world import World
 from bridge.settling import Settler
 from journal.errors import Fenced
 from journal.log import Log
+from journal.sealing import sealed
 
 SEEDS = 200
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -57,16 +58,15 @@ def goes_on_fenced(patch: pytest.MonkeyPatch) -> None:
             self._stopped = False
             return None
 
-    def seal(self: Any, body: Any, record_id: str) -> Any:
-        claim, self.fold.claim = self.fold.claim, self.fold.claims.get(self.claim)
+    def seal(log: Any, body: Any, record_id: str, trace: str) -> Any:
+        claim, log.fold.claim = log.fold.claim, log.fold.claims.get(log.claim)
         try:
-            return sealed(self, body, record_id)
+            return sealed(log, body, record_id, trace)
         finally:
-            self.fold.claim = claim
+            log.fold.claim = claim
 
-    sealed: Any = Log._seal
     patch.setattr(Log, "_take", blind)
-    patch.setattr(Log, "_seal", seal)
+    patch.setattr("journal.log.sealed", seal)
 
 
 def calls_twice(patch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import random
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple
 
 from kit.simulated.client import ModelClient
 from kit.simulated.server import ModelServer
@@ -21,13 +22,14 @@ from journal.ids import RunId, from_subject_token, subject_token
 from journal.records import Record, RunPurged, StepStarted
 from journal.shards import shard_of
 from journal.stores.jetstream_streams import stream_name, subject_prefix
+from journal.waits import parse_instant
 from worker.tools import ToolCall
 
 from .agents import AGENTS, NEEDS, Here
 from .faults import Chaos, happen, mend
-from .loop import PROCESS, START_S, Task, VirtualLoop, place
+from .loop import PROCESS, START_S, Process, Task, VirtualLoop, place
 from .members import Alone, BridgeProcess, Member, WorkerProcess
-from .patches import EPOCH_NS
+from .patches import EPOCH, EPOCH_NS
 from .people import Person, Said
 from .plans import REMOTE, WINDOW_S, Plan
 from .purgers import PurgerProcess
@@ -42,6 +44,9 @@ SHARDS: Final = 4
 QUIET_S: Final = 150.0
 """After the last fault the world comes to rest within this, in virtual seconds: above a read's and
 an append's budget, a sweep of every worker and the time limits of calls, one after another."""
+
+SKEW_S: Final = 3.5
+"""Between two clocks of a world, at most: a deadline is written by one and read by the other."""
 
 POLL_S: Final = 0.25
 REQUEST: Final = re.compile(rb'"request_id":"(p?[0-9]+)"')
@@ -62,9 +67,17 @@ class Effect(Struct, frozen=True):
     text: str
 
 
+class UnderWay(NamedTuple):
+    """A call that runs, unless its process is dead; nothing is made beside it until `deadline_s`,
+    a POSIX time."""
+
+    process: Process
+    deadline_s: float
+
+
 class World:
-    """`calls`: calls of writes, by run and step; `effects` what came of them. `said`: what people
-    said, with what they were answered. `injected`: faults by kind."""
+    """`calls`: calls of writes, by run and step; `under_way` those that run; `effects` what came of
+    them. `said`: what people said, with what they were answered. `injected`: faults by kind."""
 
     def __init__(self, plan: Plan, loop: VirtualLoop, trace: Trace, purgers: int = 0) -> None:
         self.plan = plan
@@ -84,6 +97,7 @@ class World:
         self.chaos = Chaos(plan.odds, lots, self.injected, trace)
         self.server.policy = self.chaos
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.under_way: defaultdict[tuple[str, str], list[UnderWay]] = defaultdict(list)
         self.effects: list[Effect] = []
         self.keyed: dict[str, str] = {}
         self.said: list[Said] = []
@@ -216,28 +230,46 @@ class World:
     async def act(self, call: ToolCall, text: str) -> str:
         self.calls[call.run_id, call.step] += 1
         self.trace.note("call", call.run_id, call.step, call.key)
-        self._check_permitted(call)
-        await self._trouble()
-        await self.think()
-        self.effects.append(Effect(call.run_id, call.step, call.key, text))
-        self.keyed[call.key] = text
-        self.trace.note("effect", call.run_id, call.step, call.key)
-        await self._trouble()
-        await self.think()
-        return text
+        with self._permitted(call):
+            await self._trouble()
+            await self.think()
+            self.effects.append(Effect(call.run_id, call.step, call.key, text))
+            self.keyed[call.key] = text
+            self.trace.note("effect", call.run_id, call.step, call.key)
+            await self._trouble()
+            await self.think()
+            return text
 
-    def _check_permitted(self, call: ToolCall) -> None:
-        """Each call of an unsafe write has a start of its own; else the schedule ends here."""
+    @contextlib.contextmanager
+    def _permitted(self, call: ToolCall) -> Generator[None]:
+        """Each call of an unsafe write has a start of its own, and none is made beside an earlier
+        one before the deadline of that; else the schedule ends here."""
+        what = call.run_id, call.step
         starts = [
             one
             for one in self.records(call.run_id)
             if isinstance(one, StepStarted) and one.step == call.step
         ]
-        calls = self.calls[call.run_id, call.step]
-        if calls > len(starts) and any(one.replay == "unsafe" for one in starts):
-            text = f"run {call.run_id}: {call.step} is called, call {calls}, start {len(starts)}"
-            self.loop.failures.append(text)
-            self.loop.stop()
+        unsafe = any(one.replay == "unsafe" for one in starts)
+        if self.calls[what] > len(starts) and unsafe:
+            self._broken(f"{what} is called, call {self.calls[what]}, start {len(starts)}")
+        now_s = EPOCH.timestamp() + self.loop.time() - START_S
+        for other in self.under_way[what]:
+            if not other.process.dead and now_s < other.deadline_s:
+                self._broken(f"{what} is called beside the call in {other.process.name}")
+        process = PROCESS.get()
+        assert process is not None
+        until_s = parse_instant(starts[-1].deadline).timestamp() - SKEW_S if unsafe else 0.0
+        made = UnderWay(process, until_s)
+        self.under_way[what].append(made)
+        try:
+            yield
+        finally:
+            self.under_way[what].remove(made)
+
+    def _broken(self, text: str) -> None:
+        self.loop.failures.append(text)
+        self.loop.stop()
 
     async def _trouble(self) -> None:
         """Perhaps the process of a call dies in it, or stands still."""

@@ -137,12 +137,13 @@ class Processes:
                 raise AssertionError(unexpected)
 
     def _earlier(self, view: View, slot: Slot, other: int, claim: int) -> Iterator[Move]:
-        """Before a permitted retry: whether the call under this earlier claim is over (R22)."""
+        """Before a permitted retry: whether the call under this earlier claim is over (R22).
+        That of a holder that lives may be by its deadline; that of one that is gone is, always."""
         over = slot._replace(over=True)
         later = ("park", "retry") if self.bounds.hints else ("release",)
         if self.bounds.shared and other == claim:
             yield from self.publish(view, slot, later)
-            yield self._move("x hears that the earlier call is over", view, over, cost=LIES)
+            yield self._move("x the earlier call is past its deadline", view, over, cost=LIES)
             return
         yield self._move("hears that the earlier call is over", view, over)
         if self.bounds.lies and self.shortcut and self.bounds.shared and claim != slot.claim:
