@@ -146,7 +146,7 @@ async def test_a_worker_that_does_not_know_is_answered_by_the_writes_policy(site
 async def test_a_probe_over_http_settles_permits_or_asks(
     site: HttpSite, said: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stepping, "APPEND_BUDGET_S", 3.5)  # else the deadline is 30 s away
+    monkeypatch.setattr(stepping, "APPEND_BUDGET_S", 8.0)  # else the deadline is 30 s away
     await site.start("a1")
     first = await site.poll()
     await first.read()
