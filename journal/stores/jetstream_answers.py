@@ -34,6 +34,12 @@ class ApiError(Struct, frozen=True):
         return f"{self.description} ({self.code}, {self.err_code})"
 
 
+class ApiAnswer(Struct, frozen=True):
+    """What every answer of JetStream's API may hold."""
+
+    error: ApiError | None = None
+
+
 HEARD_MAX_NS = 3_000_000_000
 """The leader hears of each other replica every second; none stands for election before 4 s."""
 

@@ -14,11 +14,11 @@ from msgspec import Struct
 from ..errors import InvalidId
 from ..ids import RunId, from_subject_token, subject_token
 from ..limits import READ_BUDGET_S, READ_TRY_S
-from .jetstream_answers import ApiError, Group
+from .jetstream_answers import ApiAnswer, Group
 from .jetstream_headers import PURGED, PURGED_TYPE, RECORD_TYPE, RUN_STATUS, TIME, server_time
-from .jetstream_read import Patience, Reader, api_answer, raise_if_gone
+from .jetstream_read import Patience, Reader, asked_of
 from .nats_connection import Connection
-from .nats_waiting import STATUS, NoReply, Reply
+from .nats_waiting import STATUS, Reply
 
 HEADS_PAGE = 512
 """Subjects a request: nats-server 2.15.1 takes 1 024, and answers with their whole last messages,
@@ -29,11 +29,10 @@ class _State(Struct, frozen=True):
     subjects: dict[str, int] = {}
 
 
-class _Page(Struct, frozen=True):
+class _Page(ApiAnswer, frozen=True):
     total: int = 0
     state: _State = _State()
     cluster: Group | None = None
-    error: ApiError | None = None
 
 
 _page = msgspec.json.Decoder(_Page)
@@ -76,17 +75,15 @@ class Listing:
         offset = 0
         while True:
             request = {"subjects_filter": f"{self._prefix}>", "offset": offset}
-            reply = await self._connection.request(
-                f"$JS.API.STREAM.INFO.{self._stream}", _encode(request), timeout_s=READ_BUDGET_S
+            page = await asked_of(
+                self._connection,
+                self._stream,
+                _page,
+                f"$JS.API.STREAM.INFO.{self._stream}",
+                _encode(request),
+                patience,
+                timeout_s=READ_BUDGET_S,
             )
-            if isinstance(reply, NoReply):
-                await patience.pause(reply.cause)
-                continue
-            page = api_answer(_page, reply)
-            if page.error is not None:
-                raise_if_gone(page.error, self._stream)
-                await patience.pause(str(page.error))
-                continue
             if page.cluster is not None and not page.cluster.led:
                 await patience.pause("the server that answers is cut off from the others")
                 continue

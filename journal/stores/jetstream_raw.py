@@ -8,23 +8,20 @@ import msgspec
 from msgspec import Struct
 
 from ..ids import RunId, subject_token
-from ..limits import READ_TRY_S
 from ..store import RawRecord
-from .jetstream_answers import ApiError
+from .jetstream_answers import ApiAnswer
 from .jetstream_listing import run_of
-from .jetstream_read import Patience, Reader, Stored, api_answer, raise_if_gone
+from .jetstream_read import Patience, Reader, Stored, asked_of
 from .nats_connection import Connection
-from .nats_waiting import NoReply
 
 
 class _State(Struct, frozen=True):
     last_seq: int = 0
 
 
-class _Info(Struct, frozen=True):
+class _Info(ApiAnswer, frozen=True):
     created: str = ""
     state: _State = _State()
-    error: ApiError | None = None
 
 
 _info = msgspec.json.Decoder(_Info)
@@ -84,18 +81,9 @@ class RawJournals:
     async def end(self) -> StreamEnd:
         """As the stream's leader, or who takes himself for it, has it."""
         patience = Patience(f"stream {self.stream} could not be looked up")
-        while True:
-            reply = await self._connection.request(
-                f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout_s=READ_TRY_S
-            )
-            if isinstance(reply, NoReply):
-                await patience.pause(reply.cause)
-                continue
-            info = api_answer(_info, reply)
-            if info.error is None:
-                return StreamEnd(info.state.last_seq, info.created)
-            raise_if_gone(info.error, self.stream)
-            await patience.pause(str(info.error))
+        subject = f"$JS.API.STREAM.INFO.{self.stream}"
+        info = await asked_of(self._connection, self.stream, _info, subject, b"", patience)
+        return StreamEnd(info.state.last_seq, info.created)
 
 
 def _raw(stored: Stored) -> RawRecord:

@@ -26,12 +26,13 @@ from ..limits import (
 )
 from ..records import RunPurged
 from ..store import Loaded
-from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiAnswer, ApiError
 from .jetstream_headers import EXPECTED, NOT_OURS, TIME, TRACE, commit_of, status_of
 from .nats_connection import Connection
 from .nats_waiting import STATUS, NoReply, Reply
 
 Answer = TypeVar("Answer")
+Found = TypeVar("Found", bound=ApiAnswer)
 
 
 class _Message(Struct, frozen=True):
@@ -290,6 +291,30 @@ def api_answer(decoder: msgspec.json.Decoder[Answer], reply: Reply) -> Answer:
         return decoder.decode(reply.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreUnavailable(f"an answer that is not JetStream's: {error}") from error
+
+
+async def asked_of(
+    connection: Connection,
+    stream: str,
+    decoder: msgspec.json.Decoder[Found],
+    subject: str,
+    request: bytes,
+    patience: Patience,
+    *,
+    timeout_s: float = READ_TRY_S,
+) -> Found:
+    """What the API says of the stream, asked again until it is no error. Raises StoreUnavailable
+    where that stays so, and for what no retry settles; PermissionDenied."""
+    while True:
+        reply = await connection.request(subject, request, timeout_s=timeout_s)
+        if isinstance(reply, NoReply):
+            await patience.pause(reply.cause)
+            continue
+        answer = api_answer(decoder, reply)
+        if answer.error is None:
+            return answer
+        raise_if_gone(answer.error, stream)
+        await patience.pause(str(answer.error))
 
 
 def raise_if_gone(error: ApiError, stream: str) -> None:

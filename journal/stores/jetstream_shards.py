@@ -6,32 +6,28 @@ from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
 
 import msgspec
-from msgspec import Struct
 
 from ..ids import RunId, subject_token
-from ..limits import APPEND_TRY_S, READ_TRY_S
+from ..limits import APPEND_TRY_S
 from ..shards import shard_of
 from ..store import Stamp
-from .jetstream_answers import ApiError
+from .jetstream_answers import ApiAnswer
 from .jetstream_headers import TIME, server_time
 from .jetstream_listing import Listing
 from .jetstream_raw import RawJournals
-from .jetstream_read import Patience, Reader, api_answer, raise_if_gone
+from .jetstream_read import Patience, Reader, asked_of
 from .jetstream_streams import stream_name, subject_prefix
 from .nats_connection import Connection
-from .nats_waiting import NoReply
 
 
-class _Purged(Struct, frozen=True):
+class _Purged(ApiAnswer, frozen=True):
     success: bool = False
-    error: ApiError | None = None
 
 
-class _Clock(Struct, frozen=True):
+class _Clock(ApiAnswer, frozen=True):
     """Of STREAM.INFO: the time on the server's clock as it answered."""
 
     ts: str = ""
-    error: ApiError | None = None
 
 
 _clock = msgspec.json.Decoder(_Clock)
@@ -76,20 +72,12 @@ class Shard:
 
     async def _now(self) -> datetime:
         patience = Patience(f"stream {self.stream} could not be asked for the time")
+        subject = f"$JS.API.STREAM.INFO.{self.stream}"
         while True:
-            reply = await self._connection.request(
-                f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout_s=READ_TRY_S
-            )
-            if isinstance(reply, NoReply):
-                await patience.pause(reply.cause)
-                continue
-            clock = api_answer(_clock, reply)
-            if clock.error is not None:
-                raise_if_gone(clock.error, self.stream)
-            now = server_time(clock.ts)
-            if now is not None:
+            clock = await asked_of(self._connection, self.stream, _clock, subject, b"", patience)
+            if (now := server_time(clock.ts)) is not None:
                 return now
-            await patience.pause(str(clock.error or "it does not say"))
+            await patience.pause("it does not say")
 
     async def check_trim(self) -> None:
         """A purge of nothing: of a subject that no run has, up to the first sequence."""
@@ -105,15 +93,15 @@ class Shard:
         request = _encode({"filter": subject, "seq": before})
         patience = Patience(problem)
         while True:
-            reply = await self._connection.request(
-                f"$JS.API.STREAM.PURGE.{self.stream}", request, timeout_s=APPEND_TRY_S
+            purged = await asked_of(
+                self._connection,
+                self.stream,
+                _purged,
+                f"$JS.API.STREAM.PURGE.{self.stream}",
+                request,
+                patience,
+                timeout_s=APPEND_TRY_S,
             )
-            if isinstance(reply, NoReply):
-                await patience.pause(reply.cause)
-                continue
-            purged = api_answer(_purged, reply)
-            if purged.error is None and purged.success:
+            if purged.success:
                 return
-            error = purged.error or ApiError(description="no success")
-            raise_if_gone(error, self.stream)
-            await patience.pause(str(error))
+            await patience.pause("no success")

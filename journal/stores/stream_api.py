@@ -15,7 +15,7 @@ from msgspec import Struct
 from ..errors import NotProvisioned, PermissionDenied, StoreUnavailable
 from ..limits import APPEND_TRY_S, READ_TRY_S
 from ..store import Unknown
-from .jetstream_answers import STREAM_NOT_FOUND, ApiError, read_ack
+from .jetstream_answers import STREAM_NOT_FOUND, ApiAnswer, read_ack
 from .jetstream_read import Patience, api_answer
 from .nats_connection import Connection
 from .nats_waiting import NoReply
@@ -25,12 +25,6 @@ log = logging.getLogger("runfold")
 # nats-server 2.15.1
 _CONSUMER_NOT_FOUND = 10014
 _CONSUMER_EXISTS = 10148
-
-
-class ApiAnswer(Struct, frozen=True):
-    """What every answer of JetStream's API may hold."""
-
-    error: ApiError | None = None
 
 
 class ConsumerConfig(Struct, frozen=True):

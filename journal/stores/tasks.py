@@ -17,11 +17,11 @@ from ..errors import StoreUnavailable
 from ..ids import RunId, subject_token
 from ..limits import APPEND_TRY_S
 from .delivery import ACK, IN_PROGRESS, nak
-from .jetstream_answers import MESSAGE_NOT_FOUND
+from .jetstream_answers import MESSAGE_NOT_FOUND, ApiAnswer
 from .jetstream_streams import tasks_name
 from .nats_connection import Connection
 from .nats_waiting import NoReply
-from .stream_api import ApiAnswer, Consumer, StreamApi
+from .stream_api import Consumer, StreamApi
 from .tasks_consumers import Consumers
 from .tasks_message import (
     PRIORITIES,
