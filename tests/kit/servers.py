@@ -113,7 +113,9 @@ class NatsServer:
         await self._end(signal.SIGKILL)
 
     def pause(self) -> None:
+        """SIGSTOP; returns once every thread has stopped: until then it may still answer."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
