@@ -22,11 +22,15 @@ from journal.store import Appended
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.memory import MemoryStore
 from journal.stores.provision import provision
-from runfold import bench
+from runfold.benchmark import floor
+from runfold.benchmark.blocks import Block, Op, block
+from runfold.benchmark.steps import StepLoop, open_run, payloads_of
 from worker.server import EmbeddedServer
 
+RUNS = 64
 
-class OurConnection(bench.RawLoop):
+
+class OurConnection(floor.RawLoop):
     """The floor's loop, on the store's connection in place of nats-py's `request`."""
 
     def __init__(self, store: Any, name: str, payloads: tuple[bytes, bytes]) -> None:
@@ -56,18 +60,18 @@ class StoreAppend:
 async def measure(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="runfold-layers-") as folder:
         async with EmbeddedServer(folder, fsync=options.fsync) as server:
-            await provision(server.url, replicas=1)
+            await provision(server.url, replicas=1, shards=1)
             async with (
                 JetStreamStore(server.url) as store,
-                bench.raw_client(server.url) as nc,
+                floor.raw_client(server.url) as nc,
                 AsyncExitStack() as stack,
             ):
-                payloads = await bench.payloads_of(store)
-                names = [str(i) for i in range(bench.RUNS)]
+                payloads = await payloads_of(store)
+                names = [str(i) for i in range(RUNS)]
                 memory = MemoryStore()
-                layers: dict[str, list[bench.Op]] = {
+                layers: dict[str, list[Op]] = {
                     "nats-py request (floor)": [
-                        bench.RawLoop(nc, f"raw{name}", payloads).pair for name in names
+                        floor.RawLoop(nc, f"raw{name}", payloads).pair for name in names
                     ],
                     "our connection": [
                         OurConnection(store, f"own{name}", payloads).pair for name in names
@@ -75,19 +79,17 @@ async def measure(options: argparse.Namespace) -> None:
                     "store append": [
                         StoreAppend(store, f"st{name}", payloads).pair for name in names
                     ],
-                    "whole step": [
-                        bench._StepLoop(await bench._open_run(store, stack)).step for _ in names
-                    ],
+                    "whole step": [StepLoop(await open_run(store, stack)).step for _ in names],
                     "whole step, no server": [
-                        bench._StepLoop(await bench._open_run(memory, stack)).step for _ in names
+                        StepLoop(await open_run(memory, stack)).step for _ in names
                     ],
                 }
-                found: dict[str, list[bench.Block]] = {layer: [] for layer in layers}
+                found: dict[str, list[Block]] = {layer: [] for layer in layers}
                 for number in range(options.rounds + 1):
                     for layer, loops in layers.items():
-                        block = await bench.block(loops, options.seconds)
+                        one = await block(loops, options.seconds)
                         if number:  # the first round warms up
-                            found[layer].append(block)
+                            found[layer].append(one)
     for layer, blocks in found.items():
         cpu_us = 1000 * median(block.cpu_ms for block in blocks)
         rate = median(block.appends_s for block in blocks)

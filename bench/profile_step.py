@@ -20,35 +20,35 @@ from typing import Any
 
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
-from runfold import bench
+from runfold.benchmark import floor
+from runfold.benchmark.blocks import block
+from runfold.benchmark.steps import StepLoop, open_run, payloads_of
 from worker.server import EmbeddedServer
 
+RUNS = 64
 ROOT = Path(__file__).parent.parent
 
 
 async def measure(options: argparse.Namespace) -> tuple[cProfile.Profile, int]:
     with tempfile.TemporaryDirectory(prefix="runfold-profile-") as folder:
         async with EmbeddedServer(folder, fsync=options.fsync) as server:
-            await provision(server.url, replicas=1)
+            await provision(server.url, replicas=1, shards=1)
             async with (
                 JetStreamStore(server.url) as store,
-                bench.raw_client(server.url) as nc,
+                floor.raw_client(server.url) as nc,
                 AsyncExitStack() as stack,
             ):
                 if options.floor:
-                    payloads = await bench.payloads_of(store)
-                    loops = [bench.RawLoop(nc, f"{i}", payloads).pair for i in range(bench.RUNS)]
+                    payloads = await payloads_of(store)
+                    loops = [floor.RawLoop(nc, f"{i}", payloads).pair for i in range(RUNS)]
                 else:
-                    loops = [
-                        bench._StepLoop(await bench._open_run(store, stack)).step
-                        for _ in range(bench.RUNS)
-                    ]
-                await bench.block(loops, 0.5)
+                    loops = [StepLoop(await open_run(store, stack)).step for _ in range(RUNS)]
+                await block(loops, 0.5)
                 profile = cProfile.Profile()
                 profile.enable()
-                block = await bench.block(loops, options.seconds)
+                one = await block(loops, options.seconds)
                 profile.disable()
-    return profile, len(block.each_s)
+    return profile, len(one.each_s)
 
 
 def package(place: tuple[str, int, str]) -> str:

@@ -14,6 +14,7 @@ from .auth import Auth
 from .bodies import Bodies
 from .feed import Feeds
 from .metrics import Metrics
+from .pages import Pages
 from .problems import Busy
 
 FOLLOWERS_MAX: Final = 1000
@@ -51,6 +52,7 @@ class Desk:
         self.health = health
         self.ready = ready
         self.feeds = Feeds(store)
+        self.pages = Pages(store)
         self.bodies = Bodies()
         self.stopping = asyncio.Event()
         self._followers = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from journal.limits import LIST_PAGE
@@ -29,7 +30,8 @@ def _inbox() -> Operation:
             after=call.after(),
             limit=call.whole("limit", 1, LIST_PAGE, PAGE),
         )
-        return answer(Inbox(items=found.items, next=found.next))
+        unread = list(found.unread) or UNSET
+        return answer(Inbox(items=found.items, next=found.next, unread=unread))
 
     after = query("after", "Go on after this run: `next` of the page before.", **RUN_ID)
     about = f"Items; a run's stand on one page. Default {PAGE}."

@@ -24,6 +24,7 @@ from journal.ids import RunId
 from journal.lease import Lease
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
+from journal.stores.tasks_pull import standing_s
 from journal.sweep import keep_sweeping
 from journal.taking import Taking, Wanted
 
@@ -37,7 +38,6 @@ TASKS_MAX: Final = 2048
 """Tasks that workers were heard of lately: each has a subscription and a folded journal."""
 
 LOOKS_MAX: Final = 256
-PULL_S: Final = 15.0
 PAUSE_S: Final = 0.5
 BATCH_MAX: Final = 16
 HEAD_START_S: Final = 0.01
@@ -276,7 +276,8 @@ class RemoteTasks:
             while True:
                 await asyncio.sleep(HEAD_START_S * place)
                 batch = min(len(channel.polls), BATCH_MAX)
-                end = await puller.pull(max(batch, 1), expires_s=PULL_S)
+                stands_s = standing_s(channel.ack_wait_s)
+                end = await puller.pull(max(batch, 1), expires_s=stands_s)
                 if end.why in ("filled", "expired"):
                     self._problem = ""
                 elif end.why in ("gone", "other"):

@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from msgspec import UNSET, to_builtins
 
 from journal import limits
+from journal.calling import complete_step
 from journal.codec import Damage
 from journal.errors import (
     BadPayload,
@@ -22,7 +23,7 @@ from journal.errors import (
 )
 from journal.fold import Fold
 from journal.messages import JSON
-from journal.positions import moved, placing, step_at
+from journal.positions import Furthest, moved, placing, step_at
 from journal.records import (
     InputPlaced,
     StepCompleted,
@@ -30,7 +31,6 @@ from journal.records import (
     StepProgress,
     Submitted,
 )
-from journal.stepping import complete_step
 from journal.values import canonical, normalise
 
 from .remote import Committed, RemoteTask
@@ -170,7 +170,7 @@ async def _place(
         raise error
 
     def due(fold: Fold) -> InputPlaced | None:
-        return placing(fold, iteration, position, record.mode)
+        return placing(fold, iteration, position, record.mode, Furthest())
 
     while not repeated and await journal.append(due, record_id=record_id) is not None:
         record_id = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, get_args
 
@@ -9,13 +10,14 @@ import msgspec
 from starlette.responses import Response
 
 from journal import ids
-from journal.codec import Entry
+from journal.cursor import Cursor
 from journal.errors import BadPayload, InputMismatch, JournalDamaged
 from journal.ids import RunId
 from journal.limits import LIST_PAGE
 from journal.listing import Filter
 from journal.log import Log
 from journal.records import Status
+from journal.stores.jetstream import JetStreamStore
 
 from .call import WAIT_PATTERN, Call, answer, whole
 from .desk import Desk
@@ -220,25 +222,9 @@ def _wants_events(call: Call) -> bool:
 
 
 async def _page(call: Call, run: RunId, first: int, limit: int) -> Response:
-    store = call.desk.store
-    entries: tuple[Entry, ...]
-    damage: JournalDamaged | None = None
-    try:
-        loaded = await store.load(run)
-        log = Log.of(store, run, loaded)
-        entries = loaded.entries
-        if log.gone and log.fold.newer is None:
-            log.check_runnable()
-    except JournalDamaged as error:
-        damage, entries = error, error.good
-    if damage is not None and first > len(entries):
-        raise damage
-    found = [entry for entry in entries if entry.record.n >= first][: limit + 1]
-    more = len(found) > limit or damage is not None
-    found = found[:limit]
-    records = [msgspec.Raw(entry.raw) for entry in found]
-    following = first + len(found) if more else None
-    return answer({"run": run, "records": records, "next": following})
+    found, more = await call.desk.pages.page(run, first, limit)
+    records = [msgspec.Raw(raw) for raw in found]
+    return answer({"run": run, "records": records, "next": first + len(found) if more else None})
 
 
 async def _follow(call: Call, run: RunId, first: int, last: int | None) -> Response:
@@ -252,12 +238,21 @@ async def _follow(call: Call, run: RunId, first: int, last: int | None) -> Respo
             log.check_runnable()
         if log.fold.finished and after == tail:
             return Response(status_code=204)
-    except JournalDamaged as error:
+    except JournalDamaged:
         # What is good of it is told; where it breaks, the stream says so.
-        tail = error.good[-1].record.n if error.good else 0
+        tail = await _good(call.desk.store, run)
         if after >= tail:
             raise
     if after > tail:
         said = f"from is {first}" if last is None else f"Last-Event-ID is {last}"
         raise BadRequest(f"{said}, but the run has {tail} records")
     return Follow(call.desk, run, after)
+
+
+async def _good(store: JetStreamStore, run: RunId) -> int:
+    """The last record that is good of a damaged journal."""
+    cursor, last = Cursor(store, run), 0
+    with suppress(JournalDamaged):
+        while page := await cursor.page():
+            last = page[-1].record.n
+    return last

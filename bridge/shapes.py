@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from journal.doors import Receipt
 from journal.inbox import InboxItem
@@ -172,10 +172,12 @@ class InputReceipt(Struct, frozen=True, kw_only=True):
 
 
 class Inbox(Struct, frozen=True, kw_only=True):
-    """`next`: pass it as `after`; null at the end."""
+    """`next`: pass it as `after`; null at the end. `unread`, where there are such: journal streams
+    that could not be read; what waits in them is not here."""
 
     items: list[InboxItem]
     next: str | None
+    unread: list[str] | UnsetType = UNSET
 
 
 class Refusals(Struct, frozen=True, kw_only=True):

@@ -25,8 +25,8 @@ from .settling import Settler
 
 log = logging.getLogger("runfold")
 
-AT_ONCE: Final = 32
-"""Runs at a time."""
+AT_ONCE: Final = 64
+"""Runs at a time: enough that their records are worth a batch (journal/grouping.py)."""
 
 HELD_MAX: Final = 256
 """Messages in the hands of this bridge, at 64 KiB."""

@@ -52,6 +52,7 @@ class Follow(EventSourceResponse):
             asyncio.Queue(QUEUE_MAX)
         )
         self._place = desk.take_place()
+        self._own: Feed | None = None
         self._over = False
         super().__init__(  # pyright: ignore[reportUnknownMemberType]
             self._events(), ping=KEEP_ALIVE_S, sep="\n", ping_message_factory=_keep_alive
@@ -107,20 +108,29 @@ class Follow(EventSourceResponse):
     async def _records(self, feed: Feed, watch: Watch) -> None:
         while True:
             await feed.read(self._last)
-            while self._last < len(feed.raws):
-                self._last += 1
-                await self._queue.put(partial(_record, feed, self._last))
+            if self._last < feed.last:
+                for raw in await self._behind(feed):
+                    self._last += 1
+                    await self._queue.put(partial(_record, raw, self._last))
+                continue
             feed.check()
-            if feed.ended is not None:  # as of then: it may have been reopened since
-                await feed.read(self._last)
-                if self._last < len(feed.raws):
-                    continue
-                feed.check()
             if (status := feed.ended) is not None:
                 data = msgspec.json.encode({"status": status}).decode()
                 await self._queue.put(ServerSentEvent(data, event="end", sep="\n"))
                 return
             await watch.changed()
+
+    async def _behind(self, feed: Feed) -> list[bytes]:
+        """The next records, though the feed may no longer have them."""
+        found = feed.behind(self._last)
+        if found:
+            self._own = None
+            return found
+        self._own = self._own or self._desk.feeds.own(self._run)
+        await self._own.read(self._last)
+        if self._own.last <= self._last:
+            self._own.check()
+        return self._own.behind(self._last)
 
     def _preview(self, text: str) -> None:
         if self._queue.qsize() < PREVIEWS_MAX:
@@ -140,10 +150,10 @@ class Follow(EventSourceResponse):
         await asyncio.sleep(LAST_WORD_S)
 
 
-def _record(feed: Feed, n: int) -> ServerSentEvent:
+def _record(raw: bytes, n: int) -> ServerSentEvent:
     """Made when it is sent: what waits in a queue is no copy. Line breaks in a record, which no
     writer of ours writes, make several `data` lines: it can't begin an event of its own."""
-    return ServerSentEvent(feed.raws[n - 1].decode(), id=str(n), event="record", sep="\n")
+    return ServerSentEvent(raw.decode(), id=str(n), event="record", sep="\n")
 
 
 def _keep_alive() -> ServerSentEvent:

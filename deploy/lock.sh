@@ -13,5 +13,5 @@ compile() { # OUTPUT INPUTS AND OPTIONS...
 }
 
 compile requirements.lock pyproject.toml deploy/image.in \
-  --extra bridge --extra creds --extra http --extra metrics --extra openai --extra otel "$@"
+  --extra bridge --extra creds --extra fast --extra http --extra metrics --extra openai --extra otel "$@"
 compile build.lock deploy/build.in "$@"

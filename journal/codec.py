@@ -87,6 +87,18 @@ def decode(raw: bytes) -> Record:
     return record
 
 
+def unreadable(raw: bytes, id: str) -> str:
+    """Why no reader would take a record of our own, sealed under this id: "" where all do. As
+    `decode`, for bytes of which the rest of the envelope is known to be whole."""
+    try:
+        _decode(raw)
+    except msgspec.ValidationError as error:
+        return _readable(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return f"not a JSON record ({error})"
+    return "" if _ID.fullmatch(id) else "it has no writer id"
+
+
 def _not_an_object(raw: bytes) -> str:
     if raw.startswith(b"\xef\xbb\xbf"):
         return "a UTF-8 byte order mark stands before the record"

@@ -64,7 +64,7 @@ async def start(
     Raises InvalidId, NotEncodable, TooLarge, InputMismatch; nothing was written then."""
     run = ids.new_run_id() if run_id is None else ids.run_id(run_id)
     body = started_body(run, agent, start_value(agent, input), revision=revision)
-    created = await start_in(await Log.read(store, run, by=by), body)
+    created = await start_in(Log(store, run, by=by), body)
     return Started(run_id=run, created=created)
 
 
@@ -100,7 +100,8 @@ def started_body(
 
 
 async def start_in(journal: Log, body: RunStarted) -> bool:
-    """Start the run of this log, unless it has; whether it did. Raises as `start`."""
+    """Start the run of this log, unless it has; whether it did. Raises as `start`. The log may be
+    one that was not read: then the append expects that there is nothing, and loses else."""
     written = await journal.append(lambda fold: body if decide_start(fold, body) else None)
     return written is not None
 

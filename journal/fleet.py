@@ -26,11 +26,12 @@ from .errors import (
 )
 from .following import followed, watching
 from .ids import RunId
-from .inbox import InboxItem, InboxPage, candidates, inbox, inbox_page, told
+from .inbox import InboxItem, InboxPage, inbox, inbox_page
 from .inputs import InputState, input_state
 from .limits import LIST_PAGE, WAIT_MAX_S
 from .listing import Filter, Page, page, shown, shown_log, unreadable
 from .log import Log
+from .looks import Looks
 from .messages import JSON
 from .records import Mode, Record
 from .signals import AnySignal, Cancel, Resume, parse_request_id
@@ -100,7 +101,8 @@ class Fleet:
             priority=priority,
             key=key or "",
         )
-        log = await Log.read(self.store, run, by=self.by)
+        # Not read first: an id that is new needs no look, and of one that is not the append loses.
+        log = Log(self.store, run, by=self.by)
         created = await doors.start_in(log, body)
         await doors.wake(log)  # of a repeat, too: the first may have died in between
         return Started(run_id=run, created=created)
@@ -118,7 +120,7 @@ class Fleet:
             found[:] = [run_state(log.fold, held=held, now=now)]
             return found[0].outcome is not None or log.fold.newer is not None
 
-        await self._until(run_id, timeout_s, stopped)
+        await self._until(run_id, timeout_s, stopped, stops=True)
         return found[0]
 
     async def shown(self, run_id: str, *, wait_s: float = 0) -> dict[str, Any]:
@@ -136,7 +138,7 @@ class Fleet:
             return found[0]["status"] != "running"
 
         try:
-            await self._until(run, wait_s, stopped)
+            await self._until(run, wait_s, stopped, stops=True)
         except JournalDamaged as damage:
             return unreadable(run, "damaged", damage.message)
         except NewerVersion as error:
@@ -154,9 +156,7 @@ class Fleet:
     ) -> AsyncIterator[RunState]:
         """Runs in the order of their ids, after the id `after`. A journal that can't be read has
         the status `damaged` or `newer`, and no agent."""
-        async for run in candidates(self.store, status):
-            if after is not None and run <= after:
-                continue
+        async for run in Looks(self.store).candidates(status, after):
             found = await self._listed(run)
             if found is None or status not in (None, found.status):
                 continue
@@ -242,13 +242,19 @@ class Fleet:
         return await doors.withdraw(self.store, run_id, request_id, by=self.by)
 
     async def _until(
-        self, run_id: str, timeout_s: float, over: Callable[[Log, str, bool], bool]
+        self,
+        run_id: str,
+        timeout_s: float,
+        over: Callable[[Log, str, bool], bool],
+        *,
+        stops: bool = False,
     ) -> None:
-        """Ask `over` at each new tail, and from time to time, until it says yes or time is up."""
+        """Ask `over` at each new tail, and from time to time, until it says yes or time is up.
+        `stops`: at tails that leave the run not running."""
         run = ids.run_id(run_id)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        async with watching(self.store, run) as watch:
+        async with watching(self.store, run, stops=stops) as watch:
             log = await Log.read(self.store, run, by=self.by)
             while True:
                 if log.gone:  # it may end and be purged as it is waited for
@@ -290,7 +296,7 @@ class Fleet:
             for agent in agents_of(report):
                 workers[agent] = workers.get(agent, 0) + 1
         looked_at = 0
-        async for run in told(store, UNFINISHED):
+        async for run in Looks(store).told(UNFINISHED):
             if looked_at == QUEUE_RUNS:
                 break
             looked_at += 1

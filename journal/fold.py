@@ -315,9 +315,10 @@ class Fold:
             self.children.setdefault(str(record.input["run"]), None)
 
     def _complete(self, record: StepCompleted) -> None:
-        step = self.steps.setdefault(record.step, StepState(record.step))
+        name = record.step
+        step = self.steps.get(name) or self.steps.setdefault(name, StepState(name))
         step.completed = record
-        self.open.pop(record.step, None)
+        self.open.pop(name, None)
         self.restarts = self.failures = 0
         self._goes_on()
         if not step.starts:

@@ -10,16 +10,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from . import ids
-from .codec import Damage, Entry
-from .errors import JournalDamaged
-from .fold import Fold
+from .codec import Entry
+from .cursor import Cursor
 from .ids import RunId
-from .log import Log
-from .order import buried
-from .store import Loaded, Store
+from .store import Store
 from .stores.jetstream import JetStreamStore
 
 POLL_FIRST_S = 0.01
+POLL_STOPPED_S = 0.001
 POLL_S = 3.0
 """A hint may be lost with its connection."""
 
@@ -28,15 +26,20 @@ POLL_FILES_S = 0.25
 
 
 class Watch:
-    """Says when it is worth reading a run's journal again."""
+    """Says when it is worth reading a run's journal again. `stops`: for one who waits until the run
+    is not running any more, which most of its records can't bring about."""
 
-    def __init__(self, poll_s: float) -> None:
+    def __init__(self, poll_s: float, *, stops: bool = False) -> None:
         self._poll_s = poll_s
-        self._pause_s = POLL_FIRST_S
+        self._stops = stops
+        self._first_s = POLL_STOPPED_S if stops else POLL_FIRST_S
+        self._pause_s = poll_s if stops else POLL_FIRST_S
         self._hinted = asyncio.Event()
 
-    def hint(self) -> None:
-        self._hinted.set()
+    def hint(self, status: str | None) -> None:
+        """A record is on its way that leaves the run with this status word; None: it tells none."""
+        if not (self._stops and status == "running"):  # not needed for safety
+            self._hinted.set()
 
     async def changed(self, at_most_s: float | None = None) -> None:
         """Returns when a record may be there, or `at_most_s` seconds are over. A hint comes with
@@ -44,7 +47,7 @@ class Watch:
         one after each that brought nothing."""
         if self._hinted.is_set():
             self._hinted.clear()
-            self._pause_s = POLL_FIRST_S
+            self._pause_s = self._first_s
         pause_s = self._pause_s if at_most_s is None else min(self._pause_s, max(at_most_s, 0))
         self._pause_s = min(2 * self._pause_s, self._poll_s)
         try:
@@ -55,10 +58,12 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching(store: Store, run_id: RunId) -> AsyncGenerator[Watch, None]:
-    """From now on what is appended to the run is hinted at."""
+async def watching(
+    store: Store, run_id: RunId, *, stops: bool = False
+) -> AsyncGenerator[Watch, None]:
+    """From now on what is appended to the run is hinted at; `stops`: see Watch."""
     if isinstance(store, JetStreamStore):
-        watch = Watch(POLL_S)
+        watch = Watch(POLL_S, stops=stops)
         async with store.appended(run_id, watch.hint):
             yield watch
     else:
@@ -71,35 +76,16 @@ async def followed(store: Store, run_id: str, *, after: int = 0) -> AsyncGenerat
     Raises RunNotFound; JournalDamaged and NewerVersion after the entries before that place.
     """
     run = ids.run_id(run_id)
-    log = Log(store, run, by="")
-    fold, tail = log.fold, 0
+    cursor = Cursor(store, run)
     async with watching(store, run) as watch:
         while True:
-            damage: JournalDamaged | None = None
-            try:
-                loaded = await store.load(run, after=tail)
-            except JournalDamaged as error:
-                damage, loaded = error, Loaded(error.good, tail)
-            if loaded.entries and buried(fold, loaded.entries[0].record):
-                raise log.purged()
-            for entry in loaded.entries:
-                _apply(store, run, fold, entry)
-                if fold.purged is not None:  # a tombstone is no record to show
-                    raise log.purged()
-                tail = entry.position
+            page = await cursor.page()
+            for entry in page:
                 if entry.record.n > after:
                     yield entry
-            if damage is not None:
-                raise damage
-            log.check_runnable()
-            if fold.finished:
+            if page:
+                continue
+            cursor.check()
+            if cursor.fold.finished:
                 return
             await watch.changed()
-
-
-def _apply(store: Store, run: RunId, fold: Fold, entry: Entry) -> None:
-    try:
-        fold.apply(entry)
-    except Damage as damage:
-        where = store.where(run, fold.n, entry)
-        raise JournalDamaged(f"run {run}: {where}: {damage}", where=where, run_id=run) from damage

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from .calling import Perform
+from .early import ended
+from .fold import Fold
 from .records import StepCompleted
-from .stepping import STICKY, Perform, do_step
+from .stepping import STICKY, do_step
 from .steps import Call
-from .unknown import Ways
+from .unknown import Ways, doubt
 
 if TYPE_CHECKING:
     from .handle import Journal
@@ -24,7 +27,7 @@ async def all_steps(journal: Journal, jobs: Sequence[Job]) -> list[StepCompleted
     try:
         await asyncio.wait(tasks)
     finally:
-        await _cancelled(tasks)
+        await ended(tasks)  # no call outlives the step it belongs to
     errors = [error for task in tasks if (error := task.exception()) is not None]
     for kind in (*STICKY, Exception):
         for error in errors:
@@ -33,12 +36,21 @@ async def all_steps(journal: Journal, jobs: Sequence[Job]) -> list[StepCompleted
     return [task.result() for task in tasks]
 
 
-async def _cancelled(tasks: Sequence[asyncio.Future[StepCompleted]]) -> None:
-    """Cancel what still runs and wait for its end: no call outlives the step it belongs to."""
-    for task in tasks:
-        task.cancel()
-    while running := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(running)
-        except asyncio.CancelledError:
-            continue  # raised again by who waits for this
+def only_reads(fold: Fold, jobs: Sequence[Job]) -> bool:
+    """Whether each was declared a read, and the journal knows none of them as anything else."""
+    states = [fold.steps.get(call.step) for call, _, _ in jobs if call.read]
+    return len(states) == len(jobs) and not any(state and state.unsafe for state in states)
+
+
+async def doubt_open(journal: Journal, jobs: Sequence[Job]) -> None:
+    """Once all calls have ended: a park would end the claim under them."""
+    starts = [
+        step.last
+        for call, _, _ in jobs
+        if call.unsafe
+        and (step := journal.fold.steps.get(call.step)) is not None
+        and step.starts
+        and step.completed is None
+    ]
+    if starts:
+        await doubt(journal, *starts)

@@ -20,19 +20,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from . import ids
+from .calling import Perform
 from .errors import IndeterminateError, JournalDamaged, RunfoldError, TooLarge, ToolError
 from .fold import Fold
-from .grouped import Job, all_steps
+from .grouped import Job, all_steps, doubt_open, only_reads
 from .ids import RunId
 from .limits import ACK_WAIT_S, COMMIT_STEPS, PROGRESS_BYTES_MAX
 from .log import Body, Log
 from .messages import JSON
 from .ownership import take
 from .records import Claim, Kind, Release, StepCompleted, StepProgress, StepStarted
-from .stepping import STICKY, Perform, Stop, do_step
+from .stepping import STICKY, Stop, do_step
 from .steps import Call, completed_value, make_call
 from .store import Store
-from .unknown import NO_WAYS, Ways, doubt
+from .unknown import NO_WAYS, Ways
 from .values import canonical, normalise, recordable
 
 log = logging.getLogger("runfold")
@@ -48,8 +49,9 @@ class Journal(Log):
     `left`: those that ran when an earlier handle ended. `writes`: unsafe calls from before their
     start is appended until their result is; `idle`: there are none. `abandoned`: writes left to
     their threads. `late`: a write of ours whose result came after the run was taken over.
-    `commit_steps`: the built-in loop commits after so many. `result_patience_s`: what results of
-    writes are appended with. `stop`: why nothing new may start here.
+    `early`: reads may run while their starts travel; `starting`: these, by step, until theirs
+    stands. `commit_steps`: the built-in loop commits after so many. `result_patience_s`: what
+    results of writes are appended with. `stop`: why nothing new may start here.
     (A Log with a lock or claim, so it inherits: delegation would only repeat each name.)
     """
 
@@ -75,6 +77,8 @@ class Journal(Log):
         self.writing: set[int] = set()
         self.left: set[int] = set()
         self.writes = 0
+        self.early = False
+        self.starting: dict[str, asyncio.Future[None]] = {}
         self.idle = asyncio.Event()
         self.limits: dict[object, float] = {}
         self._given_up = False
@@ -261,7 +265,7 @@ class Journal(Log):
         if self._turn.locked() and not self._busy:
             raise self._concurrent()
         async with self._turn:  # parallel calls, and the progress that calls report
-            return await super().append(decide, record_id=record_id, patience_s=patience_s)
+            return await self._append(decide, record_id, patience_s)
 
     async def refresh(self) -> None:
         async with self._turn:
@@ -321,30 +325,20 @@ class Journal(Log):
         self._inside = asyncio.current_task()
         try:
             self.check_runnable()
+            # Beside a write all wait for their starts, as it does (R12); in a directory no start
+            # travels.
+            self.early = self.claim > 0 and not self._stopped and only_reads(self.fold, jobs)
             if len(jobs) == 1:
                 return [await do_step(self, *jobs[0])]
             return await all_steps(self, jobs)
         except STICKY as error:
             self._ended_by = error  # raised again at every step: nobody goes on past it (R23)
             if isinstance(error, IndeterminateError):
-                await self._doubt(jobs)
+                await doubt_open(self, jobs)
             raise
         finally:
             self._busy = False
             self._inside = None
-
-    async def _doubt(self, jobs: Sequence[Job]) -> None:
-        """Once all calls have ended: a park would end the claim under them."""
-        starts = [
-            step.last
-            for call, _, _ in jobs
-            if call.unsafe
-            and (step := self.fold.steps.get(call.step)) is not None
-            and step.starts
-            and step.completed is None
-        ]
-        if starts:
-            await doubt(self, *starts)
 
     @contextmanager
     def a_write(self) -> Generator[None, None, None]:
@@ -389,6 +383,10 @@ class Journal(Log):
                 f"progress of {step} is at most {PROGRESS_BYTES_MAX} bytes", run_id=self.run_id
             )
         body = StepProgress(step=step, output=value)
+        if (starting := self.starting.get(step)) is not None:
+            await asyncio.wait([starting])
+            if starting.cancelled():
+                return
         await self.append(lambda fold: body if step in fold.open else None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, TypeAlias
@@ -13,11 +12,10 @@ from .errors import JournalDamaged
 from .fold import Fold
 from .ids import RunId
 from .limits import LIST_PAGE
-from .log import Log
+from .looks import Looks
 from .messages import JSON
 from .ordered import ordered
 from .store import Store
-from .stores.jetstream import JetStreamStore
 from .views import (
     Pending,
     UnknownStep,
@@ -61,16 +59,19 @@ class InboxItem(Struct, frozen=True, kw_only=True):
 
 class InboxPage(Struct, frozen=True):
     """Items by run id; those of one run stand on one page. `next`: the id to go on after; None at
-    the end. A page may hold less than was asked for where few of many runs wait."""
+    the end. A page may hold less than was asked for where few of many runs wait. `unread`: journal
+    streams that could not be read; what waits in them is not here."""
 
     items: list[InboxItem]
     next: RunId | None
+    unread: tuple[str, ...] = ()
 
 
 async def inbox(store: Store) -> list[InboxItem]:
     """By run id. Reads the journals only of runs whose last record says that a person is waited
     for, or says nothing (directories: of all)."""
-    found, _ = await ordered(told(store, FOR_PEOPLE), partial(_items, store))
+    looks = Looks(store)
+    found, _ = await ordered(looks.told(FOR_PEOPLE), partial(_items, looks))
     return found
 
 
@@ -79,43 +80,18 @@ async def inbox_page(
 ) -> InboxPage:
     """Of that, what the runs behind the id `after` wait for: up to the run that makes it `limit`
     items or more."""
-    runs = told(store, FOR_PEOPLE)
-    return InboxPage(*await ordered(runs, partial(_items, store), after=after, limit=limit))
+    looks = Looks(store, sparing=True)
+    runs = looks.told(FOR_PEOPLE, after)
+    found, following = await ordered(runs, partial(_items, looks), after=after, limit=limit)
+    return InboxPage(found, following, tuple(sorted(looks.unread or ())))
 
 
-BECOMES_RUNNING = frozenset({"running", "waiting", "paused", "awaiting_approval"})
-"""A header is as old as its record: a wait for a time may have ended since."""
-
-
-async def candidates(store: Store, status: str | None) -> AsyncIterator[RunId]:
-    """Runs that may have this status (any where None), as far as can be told without reading them;
-    in the order of their ids. A header doesn't tell that a journal can't be read."""
-    if status is None or status in ("damaged", "newer"):
-        async for run in store.runs():
-            yield run
-    else:
-        words = BECOMES_RUNNING if status == "running" else frozenset({status})
-        async for run in told(store, words):
-            yield run
-
-
-async def told(store: Store, words: frozenset[str]) -> AsyncIterator[RunId]:
-    """Runs whose last record left one of these statuses, or tells none; all, on a store without
-    headers."""
-    if isinstance(store, JetStreamStore):
-        async for run, _ in store.heads(status=words):
-            yield run
-    else:
-        async for run in store.runs():
-            yield run
-
-
-async def _items(store: Store, run: RunId) -> list[InboxItem]:
+async def _items(looks: Looks, run: RunId) -> list[InboxItem]:
     try:
-        log = await Log.read(store, run)
+        log = await looks.log(run)
     except JournalDamaged as damage:
         return [InboxItem(kind="operator", run=run, text=damage.message, status="damaged")]
-    held = await store.holder(run) is not None
+    held = await looks.store.holder(run) is not None
     return items_of(run, log.fold, held=held, now=instant_text(datetime.now(UTC)))
 
 

@@ -41,6 +41,39 @@ ACK_WAIT_MAX_S = 600.0
 HOLDER_GRACE_S = 0.5
 """Two asks without a responder are at least this far apart: clients reconnect within 0.2 s."""
 
+PEER_PROBE_S = 0.2
+"""A worker asks the next ones in the ring whether they are there. With the grace above, and what a
+look takes, a run of a killed worker is claimed within a second (R83)."""
+
+PEERS_WATCHED = 2
+"""By each worker: so each is watched by two, and a fleet asks ten questions a worker and second."""
+
+PEERS_MAX = 1000
+PEER_AGENTS_MAX = 256
+"""A hello is no more than a claim to exist: what is kept of them is bounded."""
+
+HELLO_S = 10.0
+HELLOS_PER_S = 10.0
+"""Of a worker, and of all together: each of N workers hears them."""
+
+PEER_MEET_S = 0.5
+"""Workers answer a new one's hello from memory."""
+
+PEER_TRUST_S = 2.0
+"""A worker that was itself cut off suspects nobody for so long: others come back as it did."""
+
+SUSPECTS_MAX = 4
+"""Looks at once by one worker, about as many peers that nobody answers for."""
+
+ADOPTED_AT_ONCE = 16
+"""Runs read at once by a look: some hundred a tenth of a second, beside the fleet's own work."""
+
+HURRIED_RESTARTS = 2
+"""Holders in a row lost by a run before its next one waits for the ack wait."""
+
+FLIGHT_MAX = 10_000
+"""Runs at work that a look goes through."""
+
 APPEND_TRY_S = 3.0
 APPEND_BUDGET_S = 30.0
 """NATS.md: R3 elections take 4-9 s; a try 2-3 s, the whole append 30 s."""
@@ -71,6 +104,9 @@ READ_PAUSE_MAX_S = 0.5
 CONNECT_TRY_S = 2
 CONNECT_BUDGET_S = 10.0
 """First connect: one try per named server, then StoreUnavailable; waiting longer is for callers."""
+
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+"""What a connection keeps for a server that reads nothing, in the 15 s until it is left."""
 
 RECONNECT_WAIT_S = 0.2
 """Below HOLDER_GRACE_S: between two asks a connected holder is back (PROTOCOL 4)."""

@@ -10,9 +10,9 @@ from msgspec import Struct
 from .errors import JournalDamaged
 from .escape import visible
 from .ids import RunId
-from .inbox import candidates
 from .limits import LIST_PAGE
 from .log import Log
+from .looks import Looks
 from .ordered import ordered
 from .store import Store
 from .views import instant, run_json
@@ -40,10 +40,11 @@ async def page(
 ) -> Page:
     """The first `limit` runs behind the id `after`. A journal that can't be read is listed with the
     status `damaged` or `newer`; a purged run is not."""
-    runs = candidates(store, wanted.status)
+    looks = Looks(store)
+    runs = looks.candidates(wanted.status, after)
 
     async def read(run: RunId) -> list[dict[str, Any]]:
-        shown = await _passing(store, run, wanted)
+        shown = await _passing(looks, run, wanted)
         return [] if shown is None else [shown]
 
     found, following = await ordered(runs, read, after=after, limit=limit)
@@ -68,16 +69,16 @@ def shown_log(log: Log, *, held: bool) -> dict[str, Any]:
     return run_json(log.fold, held=held, now=instant_text(datetime.now(UTC)))
 
 
-async def _passing(store: Store, run: RunId, wanted: Filter) -> dict[str, Any] | None:
+async def _passing(looks: Looks, run: RunId, wanted: Filter) -> dict[str, Any] | None:
     """The run object; None where the filter stops it, or it was purged."""
     try:
-        log = await Log.read(store, run)
+        log = await looks.log(run)
     except JournalDamaged as damage:
         found, age_s = unreadable(run, "damaged", damage.message), -1.0
     else:
         if log.gone and log.fold.newer is None:
             return None
-        found = shown_log(log, held=await store.holder(run) is not None)
+        found = shown_log(log, held=await looks.store.holder(run) is not None)
         age_s = (datetime.now(UTC) - instant(log.fold.head_at)).total_seconds()
     if wanted.status not in (None, found["status"]) or wanted.agent not in (None, found["agent"]):
         return None

@@ -12,6 +12,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Self, TypeVar, cast
 
@@ -31,8 +32,8 @@ from .fold import Fold
 from .ids import RunId
 from .limits import APPEND_BUDGET_S
 from .observing import Trace
-from .order import buried
-from .records import Record, RunStarted
+from .order import buried, check_run, trimmed
+from .records import Record
 from .sealing import sealed
 from .store import Appended, Loaded, Store, Unknown
 from .summary import is_restart_point, restored
@@ -83,7 +84,11 @@ class Log:
         """As read, from the last commit on where the store can tell it: what a holder needs. Raises
         StoreUnavailable where it ends before `known`, a tail that was read before."""
         log = cls(store, run_id, by=by)
-        log._take(log._restored(await store.resume(run_id)), "")
+        loaded = await store.resume(run_id)
+        if loaded is None:
+            await log._read_all()
+        else:
+            log._take(log._restored(loaded), "")
         if log.tail < known:
             raise StoreUnavailable(
                 f"run {run_id}: its journal was read up to {log.tail}, and to {known} before",
@@ -153,9 +158,25 @@ class Log:
     async def refresh(self) -> None:
         """Fold what was appended since. An owner raises Fenced where somebody else claimed the run,
         NewerVersion where a newer Runfold wrote to it."""
-        self._take(await self._news(), "")
+        if self.tail:
+            self._take(await self._news(), "")
+        else:
+            await self._read_all()
         if self.owner:
             self._check_newer()
+
+    async def _read_all(self) -> None:
+        """Fold all of it, page by page. A run that was purged meanwhile is read again, once: what
+        is missing then was missing before."""
+        for again in (False, True):
+            async with aclosing(self.store.pages(self.run_id)) as pages:
+                async for page in pages:
+                    if not again and trimmed(self.fold.n, page.entries):
+                        break
+                    self._take(page, "")
+                else:
+                    return
+            self.fold, self.tail, self.restart_at = Fold(), 0, 0
 
     async def _news(self) -> Loaded:
         """What was appended since; of a run that was purged meanwhile, what is left of it, from the
@@ -176,7 +197,7 @@ class Log:
         fresh = self.fold.n == 0
         for index, entry in enumerate(loaded.entries):
             try:
-                self._check_id(entry.record)
+                check_run(self.run_id, entry.record)
                 self.fold.apply(entry)
             except Damage as damage:
                 place = index if fresh else self.fold.n
@@ -214,7 +235,7 @@ class Log:
             return loaded
         first, commit = entries[:2]
         try:
-            self._check_id(first.record)
+            check_run(self.run_id, first.record)
             self.fold = restored(first, commit)
         except Damage as damage:
             raise self._damaged(damage, commit.record.n - 1, commit, entries[:1]) from damage
@@ -244,10 +265,6 @@ class Log:
                 run_id=self.run_id,
                 hint="update this installation",
             )
-
-    def _check_id(self, record: Record) -> None:
-        if isinstance(record, RunStarted) and record.run != self.run_id:
-            raise Damage(f"it is the journal of run {record.run}")
 
     # ---- appending ----------------------------------------------------------------------------
 
@@ -298,7 +315,7 @@ class Log:
             before = self.tail
             tries += 1
             landed, cause = await self._try(entry, record_id, tries, patience_s > 0)
-            if landed is not None and _same(landed, record) and not self._stopped:
+            if landed is not None and not self._stopped and _same(landed, record):
                 return cast("Body", landed)
             if self._stopped:  # given up meanwhile, by another task
                 raise Fenced(f"run {self.run_id} is no longer held here", run_id=self.run_id)
@@ -325,7 +342,8 @@ class Log:
         a record id from outside perhaps an earlier try's), and why that was in doubt. Whatever is
         raised here, but TooLarge at the first try, leaves it unknown whether the record will land,
         so this handle is over then."""
-        self._sent = {raw: n for raw, n in self._sent.items() if n > self.fold.n}
+        if self._sent:
+            self._sent = {raw: n for raw, n in self._sent.items() if n > self.fold.n}
         self._sent[entry.raw] = entry.record.n
         try:
             answer = await self.store.append(self.run_id, entry, expected=self.tail)
@@ -372,5 +390,7 @@ class Log:
 
 def _same(landed: Record, wanted: Record) -> bool:
     """Whether a record with our id is the one that was asked for: an id may come from outside."""
+    if landed is wanted:
+        return True
     step = getattr(landed, "step", None), getattr(wanted, "step", None)
     return type(landed) is type(wanted) and step[0] == step[1]

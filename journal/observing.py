@@ -62,7 +62,8 @@ class Observer(Protocol):
         ...
 
     def calling(self, run_id: RunId, start: StepStarted) -> AbstractContextManager[object]:
-        """Entered around the call that was started by this record."""
+        """Entered around the call that is started by this record. A read's may be on its way: it
+        has no ordinal yet, and `appended` is told of it, or of none, before this is left."""
         ...
 
     def replayed(self, run_id: RunId, step: str) -> None:
@@ -84,6 +85,9 @@ class Observer(Protocol):
         ...
 
 
+_NOTHING = nullcontext()
+
+
 class Unobserved:
     """Nobody is told."""
 
@@ -99,7 +103,7 @@ class Unobserved:
         pass
 
     def calling(self, run_id: RunId, start: StepStarted) -> AbstractContextManager[object]:
-        return nullcontext()
+        return _NOTHING
 
     def replayed(self, run_id: RunId, step: str) -> None:
         pass

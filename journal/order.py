@@ -6,11 +6,12 @@ step, an input or an iteration is Damage: what passes here, every reader takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from msgspec import UNSET
 
-from .codec import Damage
+from .codec import Damage, Entry
 from .ids import valid_run_id
 from .messages import JSON
 from .records import (
@@ -64,6 +65,12 @@ def check(fold: Fold, record: Record) -> None:
             pass
 
 
+def check_run(run_id: str, record: Record) -> None:
+    """Raises Damage where it begins the journal of another run: a copy under a new name."""
+    if isinstance(record, RunStarted) and record.run != run_id:
+        raise Damage(f"it is the journal of run {record.run}")
+
+
 def _check_chain(fold: Fold, record: Record) -> None:
     """Ordinal, previous hash, writer id. Raises Damage."""
     if isinstance(record, RunPurged) and fold.n == 0:
@@ -85,6 +92,14 @@ def buried(fold: Fold, record: Record) -> bool:
     if not isinstance(record, RunPurged) or not fold.n:
         return False
     return fold.n < record.n - 1 or (fold.purged is not None and fold.n == record.n)
+
+
+def trimmed(read: int, entries: Sequence[Entry]) -> bool:
+    """Whether a purge took records between record `read`, the last that was read before (0: none),
+    and its tombstone, the last of these entries that were read on."""
+    if not entries or not isinstance(entries[-1].record, RunPurged):
+        return False
+    return entries[-1].record.n - (read or entries[0].record.n - 1) != len(entries)
 
 
 def _check_order(fold: Fold, record: Record) -> None:
@@ -142,8 +157,8 @@ def _check_complete(fold: Fold, record: StepCompleted) -> None:
 
 def check_result(record: StepCompleted) -> None:
     """Whether it is a result by itself, whatever stands before it. Raises Damage."""
-    given = [record.result, record.error, record.interrupted]
-    if sum(value is not UNSET for value in given) != 1:
+    has = record.result is not UNSET, record.error is not UNSET, record.interrupted is not UNSET
+    if sum(has) != 1:
         raise Damage(f"record {record.n} holds not exactly one of result, error, interrupted")
     if record.verdicts:
         model_reply(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from .errors import ReplayMismatch
 from .fold import Fold
 from .ids import RunId, marker
@@ -27,6 +29,28 @@ def later(fold: Fold, iteration: int, position: int) -> str | None:
         if turn == str(iteration) and place.isdecimal() and int(place) >= position:
             return name
     return None
+
+
+class Furthest:
+    """How far the recorded calls of a turn go, for one that makes many: while it is played steps
+    are only added, so each is looked at once."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, StepState] = {}
+        self._seen = 0
+        self._place = -1
+
+    def before(self, fold: Fold, iteration: int, position: int) -> bool:
+        """Whether `later` has nothing to find there."""
+        steps = fold.steps
+        if steps is not self._steps or len(steps) < self._seen:
+            self._steps, self._seen, self._place = steps, 0, -1
+        for name in islice(reversed(steps), len(steps) - self._seen):
+            turn, _, place = name.partition("/")
+            if turn == str(iteration) and place.isdecimal():
+                self._place = max(self._place, int(place))
+        self._seen = len(steps)
+        return self._place < position
 
 
 def earlier_call(
@@ -78,10 +102,12 @@ def _rejected(reason: str) -> StepError:
     return StepError(type="rejected", message=reason or "no reason given")
 
 
-def placing(fold: Fold, iteration: int, position: int, mode: Mode) -> InputPlaced | None:
+def placing(
+    fold: Fold, iteration: int, position: int, mode: Mode, furthest: Furthest
+) -> InputPlaced | None:
     """The record that places the next queued input at this position; None where none is, or a call
     was recorded behind it: that was made without them (R62)."""
-    if fold.cancel is not None or later(fold, iteration, position + 1):
+    if fold.cancel is not None or not furthest.before(fold, iteration, position + 1):
         return None
     return decide_placing(fold, step_at(iteration, position), (mode,))
 

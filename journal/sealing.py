@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from .codec import Damage, Entry, decode, seal, tag
+from .codec import Entry, seal, tag, unreadable
 from .errors import Fenced, NotEncodable
-from .records import HOLDER_RECORDS, NewerRecord, Record
+from .records import HOLDER_RECORDS, Record
 from .summary import is_restart_point
 from .waits import instant_text, status_after
 
@@ -23,8 +23,9 @@ Body = TypeVar("Body", bound=Record)
 def sealed(log: Log, body: Body, record_id: str, trace: str) -> tuple[Body, Entry]:
     """As the next record of the run. Raises Fenced where it is no longer this writer's to append,
     NotEncodable where no record can be made of it."""
-    claim = log.claim if isinstance(body, HOLDER_RECORDS) else 0
-    if log.store.shared and isinstance(body, HOLDER_RECORDS) and not claim:
+    shared, holder = log.store.shared, isinstance(body, HOLDER_RECORDS)
+    claim = log.claim if holder else 0
+    if shared and holder and not claim:
         raise Fenced(f"run {log.run_id} was not claimed here", run_id=log.run_id)
     if claim and (log.fold.claim is None or log.fold.claim.n != claim):
         raise Fenced(f"run {log.run_id}: claim {claim} has ended", run_id=log.run_id)
@@ -40,16 +41,17 @@ def sealed(log: Log, body: Body, record_id: str, trace: str) -> tuple[Body, Entr
         )
         # Our own record must be one that every reader takes: a field of a wrong type would be
         # read as a newer version's, for ever.
-        read_back = decode(raw)
-    except (TypeError, ValueError, Damage) as error:
+        why = unreadable(raw, record_id)
+    except (TypeError, ValueError) as error:
         raise _unwritable(log, body, str(error)) from error
-    if isinstance(read_back, NewerRecord):
-        raise _unwritable(log, body, read_back.why)
+    if why:
+        raise _unwritable(log, body, why)
     log.fold.check(record)
-    entry = Entry(record, raw, trace=trace)  # a directory keeps no headers: for this handle
-    if log.store.shared:
-        commit = -1 if is_restart_point(record) else log.restart_at
-        status = status_after(log.fold, entry)
+    if not shared:  # a directory keeps no headers: for this handle
+        return record, Entry(record, raw, trace=trace)
+    commit = -1 if is_restart_point(record) else log.restart_at
+    entry = Entry(record, raw, "running", commit=commit, trace=trace)
+    if (status := status_after(log.fold, entry)) != "running":
         entry = Entry(record, raw, status, commit=commit, trace=trace)
     return record, entry
 

@@ -16,6 +16,9 @@ from .ids import RunId
 SHARDS_MAX: Final = 64
 """Each costs a Raft group on every replica, and a question when a store is opened."""
 
+SHARDS_ALONE: Final = 4
+"""Where each record has one replica: see `shards_for`."""
+
 SHARDS: Final = "runfold.shards"
 HASH: Final = "runfold.hash"
 BLAKE2B: Final = "blake2b"
@@ -25,6 +28,13 @@ def shard_of(run_id: RunId, shards: int) -> int:
     """BLAKE2b-64 of the id, big-endian, modulo P: the same in every version and language."""
     digest = blake2b(run_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % shards
+
+
+def shards_for(replicas: int) -> int:
+    """P, where nobody asks for one. A server alone syncs a stream's messages one after the other,
+    and streams beside each other; three servers sync the log of one stream in groups, and more of
+    them are slower on few cores (docs/scale.md)."""
+    return SHARDS_ALONE if replicas == 1 else 1
 
 
 def shards_metadata(shards: int) -> dict[str, str]:

@@ -12,20 +12,17 @@ from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, TypeVar, assert_never
 
-from msgspec import UNSET
-
+from .calling import Perform, call_it, complete, if_unresolved, read_early
 from .errors import (
     ConcurrentUse,
     Fenced,
     IndeterminateError,
-    NotEncodable,
     ReplayMismatch,
     RunCancelled,
     RunFinished,
     RunfoldError,
     StaleSignal,
     StoreLocked,
-    TooLarge,
 )
 from .fold import Fold
 from .limits import APPEND_BUDGET_S
@@ -40,15 +37,14 @@ from .unknown import (
     settle,
     wait_over,
 )
-from .values import Unrecordable
 from .waits import instant_text
 
 if TYPE_CHECKING:
     from .handle import Journal
 
-Refusal = TypeVar("Refusal", NotEncodable, TooLarge)
 Outcome = TypeVar("Outcome")
-Perform: TypeAlias = Callable[[StepStarted], Awaitable[StepCompleted]]
+_NO_WRITE = nullcontext()
+Due: TypeAlias = Callable[[Fold], StepStarted | None]
 
 
 class Draining(RunfoldError):
@@ -68,8 +64,8 @@ async def do_step(
 ) -> StepCompleted:
     """Bring the step to its recorded result by the step table; raises what the table says."""
 
-    async def run(decision: Run, earlier_over: bool) -> StepCompleted | None:
-        return await _run(journal, call, decision, perform, earlier_over, ways)
+    def run(decision: Run, earlier_over: bool) -> Awaitable[StepCompleted | None]:
+        return _run(journal, call, decision, perform, earlier_over, ways)
 
     return await _decided(journal, call, ways, run)
 
@@ -81,8 +77,10 @@ async def start_step(
     step has without a call. `complete_step` records what the call came to."""
 
     async def run(decision: Run, earlier_over: bool) -> StepStarted | StepCompleted | None:
+        body = _start_of(journal, call, decision)
         try:
-            start = await _start(journal, call, decision, earlier_over, ways)
+            due = _due(journal, call, decision, body, earlier_over, ways)
+            start = await _start(journal, due, body, ways)
         except NotCalled as never:
             return await _not_called(journal, call, never)
         if start is not None and start.replay == "unsafe":
@@ -90,19 +88,6 @@ async def start_step(
         return start
 
     return await _decided(journal, call, ways, run)
-
-
-async def complete_step(
-    journal: Journal, start: StepStarted, body: StepCompleted, record_id: str
-) -> StepCompleted:
-    """Record the result of a call that was made elsewhere. Raises Fenced; TooLarge: of a write it
-    stands in the journal then that it did happen (R16)."""
-    try:
-        completed = await _complete(journal, body, record_id)
-    except TooLarge as error:
-        raise await _did_happen(journal, start, error) from error
-    journal.writing.discard(start.n)
-    return completed
 
 
 async def _decided(
@@ -128,7 +113,7 @@ async def _decided(
                 body = StepCompleted(step=call.step, result=decision.result, via=decision.via)
                 if call.step not in journal.fold.steps:
                     return body  # an earlier attempt's: what was said of it stands in the journal
-                settled = await journal.append(lambda fold, b=body: _if_unresolved(fold, b))
+                settled = await journal.append(lambda fold, b=body: if_unresolved(fold, b))
                 if settled is not None:
                     return settled
             case Run():
@@ -163,12 +148,17 @@ async def _run(
     ways: Ways,
 ) -> StepCompleted | None:
     """Record the start and make the call; None where the table must be asked again."""
+    body = _start_of(journal, call, decision)
+    due = _due(journal, call, decision, body, earlier_over, ways)
+    if journal.early and not decision.unsafe:
+        return await read_early(journal, body, perform, lambda: _start(journal, due, body, ways))
     try:
-        with journal.a_write() if decision.unsafe else nullcontext():
-            start = await _start(journal, call, decision, earlier_over, ways)
-            return None if start is None else await _call(journal, start, perform)
-    except NotCalled as never:
-        return await _not_called(journal, call, never)
+        with journal.a_write() if decision.unsafe else _NO_WRITE:
+            try:
+                start = await _start(journal, due, body, ways)
+                return None if start is None else await call_it(journal, start, perform)
+            except NotCalled as never:  # cut off now, it would be unknown
+                return await _not_called(journal, call, never)
     except IndeterminateError:
         if call.policy == "reconcile":
             raise
@@ -178,7 +168,7 @@ async def _run(
 async def _not_called(journal: Journal, call: Call, never: NotCalled) -> StepCompleted:
     problem = StepError(type="not_called", message=never.why)
     body = StepCompleted(step=call.step, error=problem, via="not_called")
-    return await _complete(journal, body)
+    return await complete(journal, body)
 
 
 def _decision(
@@ -228,22 +218,19 @@ def check_stop(journal: Journal) -> None:
 def _beside_unknown(journal: Journal, fold: Fold, call: Call) -> StepStarted | None:
     """Another write whose outcome is unknown: nothing new is started beside it (R23). One that
     this very process is making is not unknown."""
-    for step in fold.unknown():
+    for step in fold.unknown() if fold.open else ():
         if step.name != call.step and step.last.n not in journal.writing:
             return step.last
     return None
 
 
-async def _start(
-    journal: Journal, call: Call, decision: Run, earlier_over: bool, ways: Ways
-) -> StepStarted | None:
-    """Record the start, unless at a new tail the table no longer says this very Run."""
+def _start_of(journal: Journal, call: Call, decision: Run) -> StepStarted:
     deadline = ""
     if decision.unsafe:
         # the call begins once the start is acknowledged, at most the append's budget from now
         until = datetime.now(UTC) + timedelta(seconds=call.timeout_s + APPEND_BUDGET_S)
         deadline = instant_text(until)
-    body = StepStarted(
+    return StepStarted(
         step=call.step,
         kind=call.kind,
         tool=call.tool,
@@ -257,6 +244,17 @@ async def _start(
         attempt=journal.fold.attempt,
     )
 
+
+def _due(
+    journal: Journal,
+    call: Call,
+    decision: Run,
+    body: StepStarted,
+    earlier_over: bool,
+    ways: Ways,
+) -> Due:
+    """The start, of what was decided just now, unless at a new tail the table no longer says this
+    very Run."""
     decided_at = journal.fold.n
     turn = journal.fold.iteration, journal.fold.attempt
 
@@ -270,9 +268,14 @@ async def _start(
         now = _decision(journal, fold, call, earlier_over, ways)
         return body if now == decision else None
 
+    return due
+
+
+async def _start(journal: Journal, due: Due, body: StepStarted, ways: Ways) -> StepStarted | None:
+    """Record the start; None where it is not due at a new tail. Raises NotCalled."""
     published = time.monotonic()
     start = await journal.append(due, record_id=ways.record_id)
-    if start is None or not decision.unsafe:
+    if start is None or body.replay == "safe":
         return start
     journal.attempted.add(start.n)
     took_s = time.monotonic() - published
@@ -294,60 +297,6 @@ class NotCalled(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
-
-
-async def _call(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
-    if start.replay == "unsafe":
-        journal.writing.add(start.n)
-    try:
-        return await _called(journal, start, perform)
-    finally:
-        journal.writing.discard(start.n)
-
-
-async def _called(journal: Journal, start: StepStarted, perform: Perform) -> StepCompleted:
-    try:
-        with journal.store.observer.calling(journal.run_id, start):
-            body = await perform(start)
-    except Unrecordable as unrecordable:
-        raise await _did_happen(journal, start, unrecordable.error) from unrecordable
-    patience_s = journal.result_patience_s if start.replay == "unsafe" else 0.0
-    try:
-        return await _complete(journal, body, patience_s=patience_s)
-    except TooLarge as error:
-        raise await _did_happen(journal, start, error) from error
-    except Fenced:
-        if start.replay == "unsafe" and body.result is not UNSET:
-            journal.late = (start, body.result)  # its holder may say so (R29)
-        raise
-
-
-async def _did_happen(journal: Journal, start: StepStarted, error: Refusal) -> Refusal:
-    """The call returned what can't be recorded. Of a write the journal says so, so that it never
-    runs again (R16); a read records nothing. The error to raise."""
-    if start.replay == "unsafe":
-        problem = StepError(type="not_recordable", message=error.message[:1000])
-        body = StepCompleted(step=start.step, error=problem)
-        await _complete(journal, body, patience_s=journal.result_patience_s)
-    error.run_id = journal.run_id
-    return error
-
-
-async def _complete(
-    journal: Journal, body: StepCompleted, record_id: str = "", patience_s: float = 0.0
-) -> StepCompleted:
-    """Record a result of this process's own call: a fact, due while the step has none."""
-    completed = await journal.append(
-        lambda fold: _if_unresolved(fold, body), record_id=record_id, patience_s=patience_s
-    )
-    if completed is None:  # only another holder can have done that
-        raise Fenced(f"step {body.step} was completed by somebody else", run_id=journal.run_id)
-    return completed
-
-
-def _if_unresolved(fold: Fold, body: StepCompleted) -> StepCompleted | None:
-    step = fold.steps.get(body.step)
-    return body if step is not None and step.completed is None else None
 
 
 def _mismatch(journal: Journal, call: Call, decision: Mismatch) -> NoReturn:

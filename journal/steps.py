@@ -46,9 +46,9 @@ Probe: TypeAlias = Callable[[str], Awaitable[Probed]]
 class Call(Struct, frozen=True, kw_only=True):
     """A call that the code wants to make at a position. `input` is a strict JSON value.
 
-    `unsafe`: twice is not harmless, by its declaration or the gate. `permit`: the n of the approval
-    that lets it start, 0 where none is needed. `timeout_s` bounds the call; it is no part of what
-    the call is.
+    `unsafe`: twice is not harmless, by its declaration or the gate. `read`: it was declared one,
+    and may run while its start travels (R25). `permit`: the n of the approval that lets it start, 0
+    where none is needed. `timeout_s` bounds the call; it is no part of what the call is.
     """
 
     step: str
@@ -57,6 +57,7 @@ class Call(Struct, frozen=True, kw_only=True):
     input: JSON
     digest: str
     unsafe: bool
+    read: bool = False
     permit: int = 0
     timeout_s: float = TOOL_TIMEOUT_S
     policy: Policy = "reconcile"
@@ -115,6 +116,7 @@ def make_call(
     input: JSON,
     *,
     unsafe: bool,
+    read: bool = False,
     permit: int = 0,
     timeout_s: float = TOOL_TIMEOUT_S,
     policy: Policy = "reconcile",
@@ -127,6 +129,7 @@ def make_call(
         input=input,
         digest=call_digest(tool, input),
         unsafe=unsafe,
+        read=read and not unsafe,
         permit=permit,
         timeout_s=timeout_s,
         policy=policy,

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Literal, Protocol, TypeAlias
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from .claims import Answer
 from .codec import Entry
+from .errors import JournalDamaged
 from .ids import RunId
 from .observing import Observer
 from .records import Record
@@ -50,6 +51,21 @@ class Loaded(Struct, frozen=True):
     @property
     def records(self) -> tuple[Record, ...]:
         return tuple(entry.record for entry in self.entries)
+
+
+def joined(pages: Iterable[Loaded]) -> Loaded:
+    """The pages, of which there is at least one, as one. JournalDamaged, which reading them raises,
+    then names all that is good."""
+    entries: list[Entry] = []
+    last = Loaded((), 0)
+    try:
+        for page in pages:
+            entries += page.entries
+            last = page
+    except JournalDamaged as damage:
+        damage.good = (*entries, *damage.good)
+        raise
+    return Loaded(tuple(entries), last.tail, last.torn)
 
 
 class RawRecord(Struct, frozen=True):
@@ -96,9 +112,15 @@ class Store(Protocol):
         decodes; that they chain is the fold's to say."""
         ...
 
-    async def resume(self, run_id: RunId) -> Loaded:
-        """What a holder needs: as `load`; or the first record and everything from the last commit
-        with a summary, where the store can tell which that is (R41)."""
+    def pages(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Loaded, None]:
+        """As `load`, in pages, so that nobody holds a long journal whole; the last one has what is
+        torn. At least one, perhaps empty. A purge meanwhile leaves a gap before its tombstone."""
+        ...
+
+    async def resume(self, run_id: RunId) -> Loaded | None:
+        """What a holder needs: the first record and everything from the last commit with a summary,
+        where the store can tell which that is (R41); else all of it, or None: read it as `pages`
+        has it."""
         ...
 
     async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:

@@ -69,11 +69,13 @@ class _Came(NamedTuple):
 
 
 class _Holding:
-    """A claim's span, and those of its steps that are open, by name."""
+    """A claim's span, and those of its steps that are open, by name; `early`: whose start is on its
+    way."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
         self.steps: dict[str, Span] = {}
+        self.early: set[str] = set()
 
 
 _came: ContextVar[_Came | None] = ContextVar("runfold_came", default=None)
@@ -265,6 +267,13 @@ class Tracing:
         holding = self._held(run_id, start.claim, fold, trace)
         if holding is None or _is_remote(fold, start.claim):
             return
+        if start.step in holding.early:
+            holding.early.discard(start.step)
+            holding.steps[start.step].set_attribute("runfold.start", start.n)
+        else:
+            self._begun(run_id, start, holding)
+
+    def _begun(self, run_id: RunId, start: StepStarted, holding: _Holding) -> None:
         if (left := holding.steps.pop(start.step, None)) is not None:
             fail(left, "cut_off")
             left.end()
@@ -316,6 +325,9 @@ class Tracing:
 
     def calling(self, run_id: RunId, start: StepStarted) -> AbstractContextManager[object]:
         holding = self._holding.get((run_id, start.claim))
+        if holding is not None and not start.n:
+            self._begun(run_id, start, holding)
+            holding.early.add(start.step)
         span = holding.steps.get(start.step) if holding is not None else None
         return nullcontext() if span is None else self._calling(run_id, start, span)
 
@@ -336,6 +348,7 @@ class Tracing:
         holding = self._holding.get((run_id, start.claim))
         if holding is not None and holding.steps.get(start.step) is span:
             del holding.steps[start.step]
+            holding.early.discard(start.step)
             own = error.__cause__ if isinstance(error, RunfoldError | Unrecordable) else None
             fail(span, type(own or error).__name__)
             span.end()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Why: TypeAlias = Literal["approval", "reconcile", "retry", "pause", "turn"]
 
 
+_ENDS = (Release, Park, RunCompleted, Commit)
+
+
 class Wait(Struct, frozen=True, kw_only=True):
     """What a park or a waiting commit, record `n`, left the run waiting for."""
 
@@ -183,8 +186,7 @@ def status(fold: Fold, *, held: bool = False, now: str = "") -> Status:
 def status_after(fold: Fold, entry: Entry) -> Status:
     """The status that the next record leaves. Under a live claim all but its ends leave it running:
     no fold needed, which keeps a step's cost flat."""
-    ends = isinstance(entry.record, Release | Park | RunCompleted | Commit)
-    if fold.claim is not None and not ends:
+    if fold.claim is not None and not isinstance(entry.record, _ENDS):
         return "running"
     after = fold.copy()
     after.apply(entry)
@@ -213,4 +215,4 @@ def parse_instant(text: str) -> datetime:
 
 def instant_text(when: datetime) -> str:
     """RFC 3339 UTC with milliseconds, of an aware instant."""
-    return when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return when.astimezone(UTC).isoformat("T", "milliseconds")[: -len("+00:00")] + "Z"

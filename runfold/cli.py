@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 
 from . import __version__
 from .commands import (
+    bench,
     bridge,
     check,
     decide,
@@ -46,6 +47,7 @@ work.register(app)
 fleet.register(app)
 dev.register(app)
 operate.register(app)
+bench.register(app)
 check.register(app)
 export.register(app)
 purge.register(app)

@@ -15,8 +15,8 @@ from msgspec import Struct
 from journal.errors import JournalDamaged, NotProvisioned
 from journal.fold import Fold
 from journal.ids import RunId
-from journal.inbox import told
 from journal.log import Log
+from journal.looks import Looks
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
 from journal.sweep import FRESH_S
@@ -74,9 +74,7 @@ async def diagnose(
     found: list[Found] = []
     looked_at = 0
     last: RunId | None = None
-    async for run in told(store, UNFINISHED):
-        if after is not None and run <= after:
-            continue
+    async for run in Looks(store).told(UNFINISHED, after):
         if looked_at == RUNS_MAX:
             return Diagnosis(found=tuple(found), looked_at=looked_at, next=last)
         looked_at, last = looked_at + 1, run

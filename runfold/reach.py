@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from journal.auditing import Journals
 from journal.codec import Entry
+from journal.cursor import Cursor
 from journal.doors import Receipt, Started
-from journal.errors import RunfoldError
+from journal.errors import NewerVersion, RunfoldError, RunNotFound
 from journal.fleet import Fleet
 from journal.fold import Fold
 from journal.following import followed
@@ -24,7 +25,6 @@ from journal.inbox import InboxItem
 from journal.inputs import InputState
 from journal.limits import LIST_PAGE
 from journal.listing import Filter, Page
-from journal.log import Log
 from journal.messages import JSON
 from journal.records import Mode
 from journal.store import Store
@@ -41,11 +41,17 @@ if TYPE_CHECKING:
     from .remote import BridgeRuns
 
 
+Take: TypeAlias = Callable[[Entry], None]
+
+
+def ignored(_: Entry) -> None:
+    """For who wants the run alone."""
+
+
 class Seen(NamedTuple):
-    """A run's journal, read. `unusable`: why there is nothing to say of the run itself, which a
+    """A run, its journal read. `unusable`: why there is nothing to say of the run itself, which a
     newer version wrote, or which was purged."""
 
-    entries: Sequence[Entry]
     fold: Fold
     held: bool = False
     torn: int = 0
@@ -83,8 +89,9 @@ class Runs(Protocol):
         """Until it is not running any more."""
         ...
 
-    async def seen(self, run_id: RunId) -> Seen:
-        """Raises RunNotFound; JournalDamaged with what is good of it."""
+    async def seen(self, run_id: RunId, take: Take = ignored) -> Seen:
+        """Give `take` each record as it is read. Raises RunNotFound; JournalDamaged after what is
+        good of it."""
         ...
 
     async def shape(self, run_id: RunId) -> dict[str, Any]:
@@ -118,17 +125,19 @@ class StoreRuns:
         self.page = self._fleet.page
         self.inbox = self._fleet.inbox
 
-    async def seen(self, run_id: RunId) -> Seen:
-        loaded = await self._store.load(run_id)
-        log = Log.of(self._store, run_id, loaded)
+    async def seen(self, run_id: RunId, take: Take = ignored) -> Seen:
+        cursor = Cursor(self._store, run_id)
         unusable: RunfoldError | None = None
-        if log.gone:
-            try:
-                log.check_runnable()
-            except RunfoldError as error:
-                unusable = error
+        try:
+            while page := await cursor.page():
+                for entry in page:
+                    take(entry)
+            if cursor.fold.started is None:
+                cursor.check()
+        except (RunNotFound, NewerVersion) as error:
+            unusable = error
         held = await self._store.holder(run_id) is not None
-        return Seen(loaded.entries, log.fold, held, log.torn, unusable)
+        return Seen(cursor.fold, held, cursor.torn, unusable)
 
     async def shape(self, run_id: RunId) -> dict[str, Any]:
         found = await self.seen(run_id)

@@ -39,7 +39,7 @@ from journal.stores.rejected import Refusal
 from journal.values import normalise
 
 from .http_client import HttpClient, decoded
-from .reach import Seen
+from .reach import Seen, Take, ignored
 from .remote_errors import BridgeLost, NoBridge, NotFound, passing
 from .remote_journal import AWAY_S, Following, damaged, journal_pages, newer, read_journal
 
@@ -59,6 +59,7 @@ class _Runs(Struct):
 class _Inbox(Struct):
     items: list[InboxItem]
     next: str | None = None
+    unread: list[str] = []
 
 
 class _Workers(Struct):
@@ -136,8 +137,8 @@ class BridgeRuns:
             raise newer(run_id, str(found.get("reason")))
         return found
 
-    async def seen(self, run_id: RunId) -> Seen:
-        return await read_journal(self._client, run_id)
+    async def seen(self, run_id: RunId, take: Take = ignored) -> Seen:
+        return await read_journal(self._client, run_id, take)
 
     async def follow(self, run_id: RunId, *, after: int, take: Callable[[Entry], None]) -> str:
         following = Following(self._client, run_id, after, take)
@@ -228,6 +229,11 @@ class BridgeRuns:
         while True:
             found: _Inbox = decoded(await self._client.ask("GET", "/inbox", query=query), _Inbox)
             items += found.items
+            if found.unread:
+                streams = ", ".join(found.unread)
+                raise StoreUnavailable(
+                    f"the bridge can't read {streams}: this is not all that waits"
+                )
             if found.next is None:
                 return items
             query["after"] = found.next

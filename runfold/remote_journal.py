@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ from journal.ids import RunId
 
 from .events import Event
 from .http_client import PAUSE_MAX_S, PAUSE_S, HttpClient, decoded
-from .reach import Seen
+from .reach import Seen, Take
 from .remote_errors import BridgeLost, NoBridge, passing, problem_error
 from .terminal import note
 
@@ -51,25 +51,24 @@ async def journal_pages(
         following = page.next
 
 
-async def read_journal(client: HttpClient, run_id: RunId) -> Seen:
-    """All of it. Raises RunNotFound; JournalDamaged with what is good of it."""
-    entries: list[Entry] = []
+async def read_journal(client: HttpClient, run_id: RunId, take: Take) -> Seen:
+    """All of it. Raises RunNotFound; JournalDamaged after what is good of it."""
     fold = Fold()
     try:
         async for page in journal_pages(client, run_id):
             for raw in page:
                 entry = _entry(raw)
                 fold.apply(entry)
-                entries.append(entry)
+                take(entry)
     except JournalDamaged as damage:
-        raise damaged(run_id, damage.message, entries) from damage
+        raise damaged(run_id, damage.message) from damage
     except Damage as damage:
-        raise damaged(run_id, f"run {run_id}: {damage}", entries) from damage
+        raise damaged(run_id, f"run {run_id}: {damage}") from damage
     unusable: RunfoldError | None = None
     if fold.started is None:
         unusable = RunNotFound(f"run {run_id} does not exist", run_id=run_id)
         unusable = unusable if fold.newer is None else newer(run_id, fold.newer)
-    return Seen(entries, fold, unusable=unusable)
+    return Seen(fold, unusable=unusable)
 
 
 class Following:
@@ -159,8 +158,8 @@ def _entry(raw: bytes) -> Entry:
     return Entry(decode(raw), raw)
 
 
-def damaged(run_id: str, message: str, good: Sequence[Entry] = ()) -> JournalDamaged:
-    return JournalDamaged(message, where="", run_id=run_id, hint=DAMAGED_HINT, good=tuple(good))
+def damaged(run_id: str, message: str) -> JournalDamaged:
+    return JournalDamaged(message, where="", run_id=run_id, hint=DAMAGED_HINT)
 
 
 def newer(run_id: str, why: str) -> NewerVersion:

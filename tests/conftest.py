@@ -1,4 +1,4 @@
-"""The order of the whole suite; and over how many journal streams it runs."""
+"""The order of the whole suite; over how many journal streams it runs, and on which event loop."""
 
 from __future__ import annotations
 
@@ -23,13 +23,23 @@ LONG = (
 SHARDS = int(os.environ.get("RUNFOLD_TEST_SHARDS", "1"))
 """Where a test asks for no number: tests that name a stream, or count them, are for one."""
 
-if SHARDS > 1:
-    from journal.stores import provision, stream_lookup
 
-    def shards_to_make(namespace: str, there: Any, asked: int | None) -> int:
-        return stream_lookup.shards_to_make(namespace, there, asked or SHARDS)
+def pytest_sessionstart() -> None:
+    from journal.stores import provision, stream_lookup  # not before: mutants replace the product
+
+    def shards_to_make(namespace: str, there: Any, asked: int | None, picked: int) -> int:
+        return stream_lookup.shards_to_make(namespace, there, asked, SHARDS)
 
     provision.shards_to_make = shards_to_make
+
+
+if os.environ.get("RUNFOLD_TEST_UVLOOP", "0") not in ("", "0"):
+    # Tests of this process as well: commands use it anyhow, where it is installed.
+    import asyncio
+
+    import uvloop
+
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ child is safe to repeat.
 from __future__ import annotations
 
 from journal import ids
+from journal.calling import Perform
 from journal.doors import start_in, started_body
 from journal.errors import BadPayload, ChildFailed, InputMismatch
 from journal.handle import Journal
@@ -15,7 +16,6 @@ from journal.limits import CHILD_DEPTH_MAX
 from journal.log import Log
 from journal.messages import JSON
 from journal.records import SPAWN, StepCompleted, StepStarted
-from journal.stepping import Perform
 from journal.steps import Call, make_call
 from journal.stores.tasks import PRIORITIES
 from journal.values import digest, normalise

@@ -28,7 +28,16 @@ from journal.handle import Journal
 from journal.ids import RunId
 from journal.limits import TOOL_TIMEOUT_S
 from journal.messages import JSON
-from journal.positions import decided, earlier_call, later, moved, placing, step_at, told
+from journal.positions import (
+    Furthest,
+    decided,
+    earlier_call,
+    later,
+    moved,
+    placing,
+    step_at,
+    told,
+)
 from journal.records import (
     Asked,
     Mode,
@@ -99,6 +108,7 @@ class Context:
         self._seen: Counter[tuple[str, str]] = Counter()
         self._safe_seen: Counter[tuple[str, str]] = Counter()
         self._placed: set[str] = set()
+        self._furthest = Furthest()
         self.ended: Exception | None = None
 
     # ---- state ------------------------------------------------------------------------------
@@ -222,7 +232,13 @@ class Context:
         (position,) = self._take(1)
         if position in self.journal.fold.steps:
             raise self._mismatch(position, "place_inputs")
-        place = partial(placing, iteration=self.iteration, position=self._position - 1, mode=mode)
+        place = partial(
+            placing,
+            iteration=self.iteration,
+            position=self._position - 1,
+            mode=mode,
+            furthest=self._furthest,
+        )
 
         async def place_all() -> None:
             while await self.journal.append(place) is not None:
@@ -311,7 +327,10 @@ class Context:
 
     def leftover(self) -> str | None:
         """A recorded call behind the last one this turn asked for: the code has changed (R43)."""
-        return later(self.journal.fold, self.iteration, self._position)
+        fold = self.journal.fold
+        if self._furthest.before(fold, self.iteration, self._position):
+            return None
+        return later(fold, self.iteration, self._position)
 
 
 def _result(completed: StepCompleted) -> ToolResult:

@@ -67,6 +67,7 @@ class Held:
         self._ended = ended
         self._first = journal
         self._deaf = False
+        self._over = False
         self._told = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -88,8 +89,10 @@ class Held:
 
     @property
     def lingers(self) -> bool:
-        """Whether a write of ours may still run, though the work has ended."""
-        return self.journal.calls_on() or self.writes
+        """Whether a write of ours may still run, though the work has ended; or has ended, and what
+        it came to is not told yet: a retry that is permitted would be made all the same."""
+        untold = self.journal.late is not None and not self._over
+        return self.journal.calls_on() or self.writes or untold
 
     @property
     def writes(self) -> bool:
@@ -112,6 +115,7 @@ class Held:
         try:
             await self._work()
         finally:
+            self._over = True
             self.journal.give_up()
             self.journal.store.observer.let_go(self.run_id, self.claim)
             self._ended()
@@ -132,6 +136,8 @@ class Held:
             raise
         finally:
             watch.cancel()
+            if turn.done() and not turn.cancelled():
+                turn.exception()  # looked at, though we be cancelled before `_end` looks
             await asyncio.wait([watch])
         if not watch.cancelled() and (bug := watch.exception()) is not None:
             log.error(

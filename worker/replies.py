@@ -226,6 +226,7 @@ def _call(agent: Agent, step: str, tool_name: str, arguments: JSON, permit: int)
         tool_name,
         arguments,
         unsafe=agent.is_unsafe(tool_name),
+        read=tool is not None and not tool.spec.write,
         permit=permit,
         timeout_s=tool.timeout_s if tool else limits.TOOL_TIMEOUT_S,
         policy=tool.on_unknown if tool else "reconcile",

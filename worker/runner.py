@@ -50,7 +50,7 @@ async def run(
         raise RunNotFound("a run is started with an input, or resumed by its id")
     run = ids.new_run_id() if run_id is None else ids.run_id(run_id)
     value = None if input is None else start_value(agent.name, _plain(input))
-    log = await Log.read(store, run)
+    log = await Log.resumed(store, run, by="library")
     if value is not None:
         await start_in(log, started_body(run, agent.name, value, revision=agent.revision))
     _check(log, agent)

@@ -22,18 +22,18 @@ from journal.observing import UNOBSERVED, Observer, beside
 from journal.retaining import keep_retaining
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import PRIORITIES, Task
-from journal.stores.tasks_pull import Puller
+from journal.stores.tasks_pull import PULL_S, Puller, standing_s
 from journal.sweep import keep_sweeping
 
 from .agent import Agent
 from .dispatch import Dispatcher
 from .events import first_of
 from .health import Health, Load
+from .peers import PeerWatch
 from .report import report_of
 from .watchdog import Watchdog
 
 log = logging.getLogger("runfold")
-PULL_S = 30.0
 PAUSE_S = 0.5
 STALE_S = 0.2
 YIELD_S = 0.03
@@ -48,8 +48,8 @@ CUT_S = 1.5
 class Worker:
     """Works the runs of its agents. `serve` until `stop` (in order) or `force` (at once).
 
-    `concurrency` runs at once · `ack_wait_s` a run of a worker that is lost is taken over after, 1
-    to 600 · `restart_limit` workers lost in a row by a run before that is its failure (R52) ·
+    `concurrency` runs at once · `ack_wait_s` a run of a worker that is silent is taken over after,
+    1 to 600 · `restart_limit` workers lost in a row by a run before that is its failure (R52) ·
     `grace_s` for steps to end when it is stopped · `retain_s` after its end a run is purged, for
     workers that may purge · `observer` is told of the work.
     Raises ValueError, TypeError, InvalidId.
@@ -155,6 +155,7 @@ class Worker:
                     for priority in PRIORITIES
                 ]
                 loops.append(group.create_task(self._sweep(store)))
+                loops.append(group.create_task(PeerWatch(store, self.id, self.agents).run()))
                 if self._retain_s is not None:
                     retaining = keep_retaining(store, self._retain_s, by=self.id)
                     loops.append(group.create_task(retaining))
@@ -250,7 +251,7 @@ class Worker:
         self._opened[agent, priority] = time.monotonic()
         shares = len(PRIORITIES) * len(self.agents)
         batch = max(1, self._free // shares)
-        end = await puller.pull(batch, expires_s=PULL_S)
+        end = await puller.pull(batch, expires_s=standing_s(self._ack_wait_s))
         if end.why in ("filled", "expired"):
             self._heard = time.monotonic()
         if end.why != "filled":

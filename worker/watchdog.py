@@ -19,6 +19,9 @@ log = logging.getLogger("runfold")
 FRAMES_MAX: Final = 20
 """The innermost ones name what blocks."""
 
+_LOOPS: Final = ((asyncio.events.__file__, "_run"), (asyncio.runners.__file__, "run"))
+"""What calls the code of a loop: asyncio's own, and uvloop, which has no frames."""
+
 EXIT_S_MAX: Final = 1.0
 """`on_blocked` may hang, and an exit must not."""
 
@@ -112,7 +115,7 @@ def _stack(frame: FrameType | None) -> str:
     places: list[str] = []
     while frame is not None and len(places) < FRAMES_MAX:
         code = frame.f_code
-        if code.co_filename == asyncio.events.__file__ and code.co_name == "_run":
+        if (code.co_filename, code.co_name) in _LOOPS:
             break  # below are the loop's own frames
         places.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
         frame = frame.f_back

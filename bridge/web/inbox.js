@@ -55,11 +55,12 @@ export function inboxView(root, params, signal) {
     const isNew = items.some((item) => !cards.has(keyOf(item)));
     if (cards.size && isNew) announce("The inbox has something new.");
     showCards(list, cards, items, { decided: refresh });
-    fill(state, items.length ? null : "Nothing waits for a person.");
-    state.hidden = items.length > 0;
-    rest.hidden = next === null;
-    const first = `These are the first ${items.length}, by run. More are waiting.`;
-    fill(rest, next === null ? null : first);
+    fill(state, items.length || found.unread ? null : "Nothing waits for a person.");
+    state.hidden = items.length > 0 || Boolean(found.unread);
+    const parts = next === null ? [] : [`These are the first ${items.length}, by run. More are waiting.`];
+    if (found.unread) parts.push(`Not all is shown: ${found.unread.join(", ")} can't be read.`);
+    rest.hidden = parts.length === 0;
+    fill(rest, parts.join(" "));
     more.hidden = next === null || limit === PAGE_MAX;
   }
 }

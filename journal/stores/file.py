@@ -12,7 +12,6 @@ import errno
 import fcntl
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,26 +22,25 @@ from typing import Any, TypeVar
 
 from .. import ids
 from ..claims import Answer
-from ..codec import Damage, Entry, decode
+from ..codec import Entry
 from ..errors import (
-    JournalDamaged,
     PermissionDenied,
     RunfoldError,
-    StoreLocked,
     StoreUnavailable,
     TooLarge,
 )
 from ..ids import RunId
-from ..limits import LOCK_WAIT_S, RECORD_BYTES_MAX
+from ..limits import RECORD_BYTES_MAX
 from ..observing import UNOBSERVED, Observer
-from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord, Stamp
+from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord, Stamp, joined
 from . import file_purge
 from .file_check import inspect_directory
+from .file_lock import NO_LOCKS, lock, share
 from .file_raw import SUFFIX, Lines, Mark, marks
+from .file_read import entry_pages
 from .run_lock import RunLock, holder_of
 from .safety import Safety
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 log = logging.getLogger("runfold")
 T = TypeVar("T")
 
@@ -76,8 +74,19 @@ class FileStore:
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:
         return await self._in_thread(self._load, run_id, after)
 
-    async def resume(self, run_id: RunId) -> Loaded:
-        return await self.load(run_id)
+    async def pages(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Loaded, None]:
+        path = self.path(run_id)
+        reading = entry_pages(run_id, path, after)
+        with _errors(run_id, path):
+            try:
+                while (page := await self._in_thread(_next, reading)) is not None:
+                    yield page
+            finally:
+                with suppress(ValueError):  # cut off: the thread that still reads closes it
+                    reading.close()
+
+    async def resume(self, run_id: RunId) -> None:
+        """All of it is needed: nothing tells where the last commit is."""
 
     async def stored(
         self, run_id: RunId, *, after: int = 0
@@ -178,48 +187,7 @@ class FileStore:
     def _load(self, run_id: RunId, after: int) -> Loaded:
         path = self.path(run_id)
         with _errors(run_id, path):
-            try:
-                with path.open("rb") as file:
-                    _share(file.fileno(), path)
-                    size = os.fstat(file.fileno()).st_size
-                    if after and file_purge.trimmed_since(file.fileno(), after):
-                        after = 0  # the tombstone is what was appended since
-                    file.seek(after)
-                    data = file.read()
-            except FileNotFoundError:
-                size, data = 0, b""
-        if size < after:
-            raise JournalDamaged(
-                f"run {run_id}: {path} is {size} bytes long; {after} were acknowledged",
-                where=f"{path} offset {size}",
-                run_id=run_id,
-            )
-        if not after and not data.strip(b"\n"):
-            return Loaded((), 0, torn=len(data))
-        return self._parse(run_id, path, data, after)
-
-    def _parse(self, run_id: RunId, path: Path, data: bytes, after: int) -> Loaded:
-        *lines, torn = data.split(b"\n")  # never splitlines(): records hold U+2028 and the like
-        if not lines and not after:
-            _check_torn(run_id, path, torn)
-        entries: list[Entry] = []
-        offset = after
-        for index, line in enumerate(lines):
-            start, offset = offset, offset + len(line) + 1
-            try:
-                if len(line) > RECORD_BYTES_MAX:
-                    raise Damage(f"a line of {len(line)} bytes, above {RECORD_BYTES_MAX}")
-                entries.append(Entry(decode(line), line, position=offset))
-            except Damage as damage:
-                line_number = "" if after else f" line {index + 1}"
-                raise JournalDamaged(
-                    f"run {run_id}: {path}{line_number} offset {start}: {damage}",
-                    where=f"{path}{line_number} offset {start}",
-                    run_id=run_id,
-                    hint="nothing was executed or changed; restore the file from a backup",
-                    good=tuple(entries),
-                ) from damage
-        return Loaded(tuple(entries), offset, torn=len(torn))
+            return joined(entry_pages(run_id, path, after))
 
     def _append(self, run_id: RunId, raw: bytes, expected: int) -> AppendAnswer:
         path = self.path(run_id)
@@ -269,6 +237,10 @@ class FileStore:
             file_purge.trim_file(fd, path, before)
 
 
+def _next(reading: Generator[Loaded]) -> Loaded | None:
+    return next(reading, None)
+
+
 def _lines(path: Path, after: int) -> Lines | None:
     """Those that are synced now; None where there is no file."""
     try:
@@ -276,7 +248,7 @@ def _lines(path: Path, after: int) -> Lines | None:
     except FileNotFoundError:
         return None
     try:
-        _share(file.fileno(), path)
+        share(file.fileno(), path)
         size = os.fstat(file.fileno()).st_size
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # no append waits for a slow reader
@@ -285,17 +257,6 @@ def _lines(path: Path, after: int) -> Lines | None:
         file.close()
         raise
     return Lines(file, size, after=after)
-
-
-def _check_torn(run_id: RunId, path: Path, torn: bytes) -> None:
-    """A file without any LF is the torn first record of a run, unless it is not ours at all."""
-    if torn[:1] not in (b"{", b"\0"):
-        raise JournalDamaged(
-            f"run {run_id}: {path} line 1 offset 0: not a journal",
-            where=f"{path} line 1 offset 0",
-            run_id=run_id,
-            hint="nothing was executed or changed",
-        )
 
 
 def _write_line(fd: int, raw: bytes, expected: int) -> None:
@@ -318,7 +279,7 @@ def _locked(path: Path, *, create: bool) -> Generator[int]:
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
         try:
-            _flock(fd, fcntl.LOCK_EX, path)
+            lock(fd, fcntl.LOCK_EX, path)
             if os.fstat(fd).st_ino == os.stat(path).st_ino:  # else trimmed meanwhile: open the new
                 yield fd
                 return
@@ -326,31 +287,6 @@ def _locked(path: Path, *, create: bool) -> Generator[int]:
             # explicitly: a child forked meanwhile shares the lock until it is unlocked or dies
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
-
-
-def _share(fd: int, path: Path) -> None:
-    """Shared with an append's lock: what is read was synced. Where a file system has no locks, it
-    can still be looked at: nothing is run there."""
-    try:
-        _flock(fd, fcntl.LOCK_SH, path)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-
-
-def _flock(fd: int, kind: int, path: Path) -> None:
-    deadline = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            return fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StoreLocked(
-                    f"{path} has been locked for {LOCK_WAIT_S:g} s",
-                    holder="another process in the middle of an append",
-                    hint="find it with `fuser` or `lsof` and stop it",
-                ) from None
-            time.sleep(0.002)
 
 
 @contextmanager
@@ -370,7 +306,7 @@ def _errors(run_id: RunId | None, path: Path) -> Generator[None]:
             raise StoreUnavailable(
                 f"{where} is not a directory", run_id=run_id, hint=hint
             ) from error
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             raise StoreUnavailable(
                 f"{what}: this file system has no locks, and nothing runs without",
                 run_id=run_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from types import TracebackType
@@ -14,19 +14,21 @@ from msgspec import Struct
 
 from ..claims import Answer
 from ..codec import Entry
-from ..errors import RunfoldError, TooLarge
+from ..errors import RunfoldError
 from ..ids import RunId, valid_name
 from ..ids import namespace as check_namespace
-from ..limits import APPEND_TRY_S, ASK_TRY_S
+from ..limits import ASK_TRY_S
 from ..observing import UNOBSERVED, Observer
+from ..records import Record
 from ..shards import shard_of
-from ..store import AppendAnswer, Held, Loaded, RawRecord, Stamp, Unknown
-from .jetstream_answers import read_ack
-from .jetstream_headers import COMMIT, EXPECTED, RECORD_TYPE, RUN_STATUS, SELF, TRACE
+from ..store import AppendAnswer, Held, Loaded, RawRecord, Stamp
+from .jetstream_headers import COMMIT, EXPECTED, PURGED_TYPE, RECORD_TYPE, RUN_STATUS, SELF, TRACE
 from .jetstream_hints import Hints
-from .jetstream_listing import merged
+from .jetstream_lane import Outgoing, check_size, commit_for, commit_wanted
+from .jetstream_lasts import last_records
+from .jetstream_listing import Head, merged
 from .jetstream_raw import RawJournals
-from .jetstream_read import Patience, place
+from .jetstream_read import Patience, Stored, place
 from .jetstream_shards import Shard
 from .nats_connection import Connection
 from .nats_service import Asked, Service
@@ -38,13 +40,6 @@ from .stream_lookup import StreamInfo, journal_streams
 from .tasks import TaskQueue
 
 log = logging.getLogger("runfold")
-
-# What nats-py 2.16.0 writes around headers: `NATS/1.0`, CR LF, `name: value` CR LF each, CR LF.
-_HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
-_HEADER_LINE_BYTES = len(b": \r\n")
-
-_HEADERS_BYTES_MAX = 4096
-"""More than our five headers can have: what stays this far below the limit isn't counted."""
 
 
 class _Question(Struct, frozen=True):
@@ -98,10 +93,18 @@ class JetStreamStore:
         await self._connection.close()
 
     async def _find_shards(self) -> None:
+        wanted = commit_wanted()
         streams = await journal_streams(self._connection, self._namespace)
         self._shards = tuple(
-            Shard(self._connection, self._namespace, index, len(streams))
-            for index in range(len(streams))
+            Shard(
+                self._connection,
+                self._namespace,
+                index,
+                len(streams),
+                commit_for(info.config, wanted),
+                alone=info.config.get("num_replicas") == 1,
+            )
+            for index, info in enumerate(streams)
         )
         self._say_degraded(streams)
 
@@ -133,6 +136,11 @@ class JetStreamStore:
         return tuple(finding.what for finding in found if finding.level == "degraded")
 
     @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Each journal stream by itself."""
+        return self._shards
+
+    @property
     def journals(self) -> tuple[RawJournals, ...]:
         """All that was appended, of each journal stream."""
         return tuple(shard.journals for shard in self._shards)
@@ -146,7 +154,11 @@ class JetStreamStore:
         shard = self._shard(run_id)
         return await shard.reader.load(shard.subject(run_id), run_id, after)
 
-    async def resume(self, run_id: RunId) -> Loaded:
+    def pages(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Loaded, None]:
+        shard = self._shard(run_id)
+        return shard.reader.entries(shard.subject(run_id), run_id, after)
+
+    async def resume(self, run_id: RunId) -> Loaded | None:
         """With a restart point: the first record, then everything from that commit on, so that
         between the first two entries ordinals and hashes have a gap. Else as `load`."""
         shard = self._shard(run_id)
@@ -158,10 +170,18 @@ class JetStreamStore:
 
     async def tail(self, run_id: RunId) -> int:
         """Of its last record, as the leader, or who takes himself for it, has it; 0 without one."""
+        last = await self._last(run_id)
+        return last.seq if last is not None else 0
+
+    async def has_tombstone(self, run_id: RunId) -> bool:
+        """Whether the run was purged, though records of it may be left."""
+        last = await self._last(run_id)
+        return last is not None and last.headers.get(RECORD_TYPE) == PURGED_TYPE
+
+    async def _last(self, run_id: RunId) -> Stored | None:
         shard = self._shard(run_id)
         patience = Patience(f"run {run_id} could not be looked up in stream {shard.stream}")
-        last = await shard.reader.last(shard.subject(run_id), patience)
-        return last.seq if last is not None else 0
+        return await shard.reader.last(shard.subject(run_id), patience)
 
     async def append(self, run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         # Fresh each time, and no Nats-Msg-Id: it proves nothing (PROTOCOL 3). The name of EXPECTED
@@ -173,45 +193,51 @@ class JetStreamStore:
             headers[COMMIT] = str(entry.commit) if entry.commit > 0 else SELF
         if entry.trace:
             headers[TRACE] = entry.trace
-        self._check_size(run_id, entry.raw, headers)
         shard = self._shard(run_id)
-        reply = await self._connection.request(
-            shard.subject(run_id), entry.raw, headers, timeout_s=APPEND_TRY_S
-        )
-        if isinstance(reply, NoReply):
-            return Unknown(reply.cause)
-        return read_ack(reply.data, stream=shard.stream, expected=expected)
-
-    def _check_size(self, run_id: RunId, raw: bytes, headers: dict[str, str]) -> None:
-        """Raises TooLarge. nats-server 2.15.1 cuts the connection over a message whose headers and
-        payload exceed max_payload; nats-py 2.16.0 counts the payload alone, and is then closed for
-        good."""
-        if len(raw) + _HEADERS_BYTES_MAX <= self._connection.max_payload:
-            return  # not needed for safety
-        size = len(raw) + _HEADER_FRAME_BYTES
-        for name, value in headers.items():
-            size += len(name) + len(value.encode()) + _HEADER_LINE_BYTES
-        if size > self._connection.max_payload:
-            raise TooLarge(
-                f"a record of {size} bytes with its headers exceeds the server's max_payload of "
-                f"{self._connection.max_payload}",
-                run_id=run_id,
-                hint="return less, or raise max_payload on every server",
-            )
+        record = Outgoing(shard.subject(run_id), entry.raw, headers, expected)
+        check_size(run_id, record, self._connection.max_payload)
+        return await shard.lane.append(record)
 
     async def runs(self, *, after: RunId | None = None) -> AsyncIterator[RunId]:
-        async for run_id in merged([shard.listing.runs() for shard in self._shards]):
-            if after is None or run_id > after:
-                yield run_id
+        async for run_id in merged([shard.listing.runs(after) for shard in self._shards]):
+            yield run_id
 
     async def heads(
-        self, *, status: frozenset[str] | None = None
+        self, *, status: frozenset[str] | None = None, after: RunId | None = None
     ) -> AsyncIterator[tuple[RunId, str | None]]:
         """Runs in the order of their ids, with the status word of their last record: `purged` of a
-        tombstone; None where it has none (`load` then tells). `status`: only those, and those
-        without a word."""
-        async for head in merged([shard.listing.heads(status) for shard in self._shards]):
+        tombstone; None where it has none. `status`: only those, and those without a word."""
+        async for run_id, head in self.lasts(status, after):
+            yield run_id, head.word
+
+    async def lasts(
+        self,
+        status: frozenset[str] | None,
+        after: RunId | None,
+        unread: set[str] | None = None,
+    ) -> AsyncIterator[tuple[RunId, Head]]:
+        """As `heads`, with all that is known of it; `unread`: as in Listing.heads."""
+        listings = [shard.listing.heads(status, after, unread) for shard in self._shards]
+        async for head in merged(listings):
             yield head
+
+    async def load_listed(self, run_id: RunId, head: Head) -> Loaded:
+        """As `load`, of a run that a listing just named."""
+        shard = self._shard(run_id)
+        if shard.alone:  # not needed for safety: else what the listing named may be a moment old
+            return await shard.reader.listed(shard.subject(run_id), run_id, head.seq)
+        return await self.load(run_id)
+
+    async def last_records(self, run_ids: Iterable[RunId]) -> dict[RunId, Record]:
+        """Of many runs at once; from a moment ago, and not surely of all: only to be faster."""
+        by_shard: dict[str, dict[str, RunId]] = {}
+        for run_id in run_ids:
+            shard = self._shard(run_id)
+            by_shard.setdefault(shard.stream, {})[shard.subject(run_id)] = run_id
+        found: dict[RunId, Record] = {}
+        for stream, subjects in by_shard.items():
+            found |= await last_records(self._connection, stream, subjects)
+        return found
 
     async def stamp(self, run_id: RunId) -> Stamp:
         return await self._shard(run_id).stamp(run_id)
@@ -233,7 +259,12 @@ class JetStreamStore:
         shard = self._shard(run_id)
         if entry is not None and entry.position:
             return place(shard.stream, shard.subject(run_id), entry.position)
-        return f"stream {shard.stream}, subject {shard.subject(run_id)}, record {index + 1}"
+        return f"{self.journal_of(run_id)}, record {index + 1}"
+
+    def journal_of(self, run_id: RunId) -> str:
+        """In which stream the run is, or would be, and under which subject; for people."""
+        shard = self._shard(run_id)
+        return f"stream {shard.stream}, subject {shard.subject(run_id)}"
 
     # ---- waking and telling -----------------------------------------------------------------
 
@@ -268,10 +299,11 @@ class JetStreamStore:
         return self._hints.notices(handle)
 
     def appended(
-        self, run_id: RunId, handle: Callable[[], None]
+        self, run_id: RunId, handle: Callable[[str | None], None]
     ) -> AbstractAsyncContextManager[None]:
-        """Hear of appends at once: no more than a hint to load, also for one that was refused."""
-        return self._connection.listening(self._shard(run_id).subject(run_id), lambda _: handle())
+        """Hear of appends at once, by status words: hints to load, of those refused, too."""
+        subject = self._shard(run_id).subject(run_id)
+        return self._connection.listening(subject, lambda it: handle(it.headers.get(RUN_STATUS)))
 
     def serving(
         self, service: Service, handle: Callable[[Asked], Awaitable[None]]
@@ -290,6 +322,11 @@ class JetStreamStore:
         """The reports of all workers that answer within `wait_s`, which it always waits if one
         does."""
         return await self._hints.ask_workers(wait_s, topic)
+
+    @property
+    def hints(self) -> Hints:
+        """Also for what workers say to each other."""
+        return self._hints
 
     @property
     def namespace(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import Struct
 
@@ -68,6 +70,7 @@ class Group(Struct, frozen=True):
 class _Ack(Struct, frozen=True):
     stream: str = ""
     seq: int = 0
+    count: int = 0
     error: ApiError | None = None
 
 
@@ -82,14 +85,41 @@ def read_ack(data: bytes, *, stream: str, expected: int) -> AppendAnswer:
         return Unknown("an answer that is no acknowledgement")
     if ack.error is not None:
         return _refused(ack.error, stream)
+    _check_stream(ack, stream)
+    if ack.seq <= expected:
+        return Unknown(f"an acknowledgement of sequence {ack.seq}, not above {expected}")
+    return Appended(ack.seq)
+
+
+def read_batch_ack(
+    data: bytes, *, stream: str, expected: Sequence[int]
+) -> Sequence[AppendAnswer | None]:
+    """The answer to each record of a batch, in their order; None to each: it was refused, which
+    says of none of them why. Raises as `read_ack`.
+
+    nats-server 2.15.1 names the last record's sequence, and how many there are; the others have
+    those before it (tests/contract/test_group_commit.py, R1 and R3).
+    """
+    count = len(expected)
+    try:
+        ack = _decode_ack(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [Unknown("an answer that is no acknowledgement")] * count
+    if ack.error is not None:
+        return [None] * count
+    _check_stream(ack, stream)
+    first = ack.seq - count + 1
+    if ack.count != count or any(first + place <= one for place, one in enumerate(expected)):
+        return [Unknown(f"{ack.count} records up to {ack.seq}, for a batch of {count}")] * count
+    return [Appended(first + place) for place in range(count)]
+
+
+def _check_stream(ack: _Ack, stream: str) -> None:
     if ack.stream != stream:
         raise StoreUnavailable(
             f"stream {ack.stream or '(unnamed)'} took a record meant for {stream}",
             hint=f"only {stream} may capture its subjects: `nats stream ls --subjects`",
         )
-    if ack.seq <= expected:
-        return Unknown(f"an acknowledgement of sequence {ack.seq}, not above {expected}")
-    return Appended(ack.seq)
 
 
 def _refused(error: ApiError, stream: str) -> AppendAnswer:

@@ -88,5 +88,37 @@ class Hints:
                 )
         return reports
 
+    @asynccontextmanager
+    async def peers(
+        self, handle: Callable[[bytes], None], hello: bytes
+    ) -> AsyncGenerator[None, None]:
+        """Hear other workers' hellos, and answer theirs who are new, while inside."""
+
+        def take(message: Incoming) -> None:
+            handle(message.data)
+            if message.reply:
+                self._connection.send(message.reply, hello)
+
+        async with self._connection.listening(self._peers, take):
+            yield
+
+    async def meet(self, hello: bytes, handle: Callable[[bytes], None], wait_s: float) -> None:
+        """Say hello, and hear who is there, for as long as somebody answers within `wait_s`."""
+
+        def take(reply: Reply) -> bool:
+            if STATUS in reply.headers:
+                return True
+            handle(reply.data)
+            return False
+
+        await self._connection.collect(self._peers, hello, take, idle_s=wait_s)
+
+    async def greet(self, hello: bytes) -> None:
+        await self._connection.publish(self._peers, hello)
+
+    @property
+    def _peers(self) -> str:
+        return f"{self._namespace}.peer"
+
     def _subject(self, kind: str, run_id: RunId) -> str:
         return f"{self._namespace}.{kind}.{subject_token(run_id)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
@@ -10,17 +11,20 @@ from msgspec import Struct
 from ..ids import RunId, subject_token
 from ..store import RawRecord
 from .jetstream_answers import ApiAnswer
-from .jetstream_listing import run_of
+from .jetstream_headers import server_time
 from .jetstream_read import Patience, Reader, Stored, asked_of
 from .nats_connection import Connection
+from .run_index import run_of
 
 
 class _State(Struct, frozen=True):
     last_seq: int = 0
+    num_subjects: int = 0
 
 
 class _Info(ApiAnswer, frozen=True):
     created: str = ""
+    ts: str = ""
     state: _State = _State()
 
 
@@ -28,10 +32,13 @@ _info = msgspec.json.Decoder(_Info)
 
 
 class StreamEnd(Struct, frozen=True):
-    """The last sequence a stream gave, which a purge does not lower; and when it was made."""
+    """The last sequence a stream gave, which a purge does not lower; when it was made; how many
+    subjects it has; and the time on the server's clock."""
 
     last: int
     created: str
+    subjects: int = 0
+    now: datetime = datetime.fromtimestamp(0, UTC)
 
 
 class RawJournals:
@@ -56,14 +63,8 @@ class RawJournals:
         during the call. A purge meanwhile leaves a gap before its tombstone."""
         subject = self._prefix + subject_token(run_id)
         patience = Patience(f"run {run_id} could not be read from stream {self.stream}")
-        while True:
-            tail = await self._reader.tail(subject, after, patience)
-            async for page in self._reader.pages(subject, after, tail, patience):
-                yield [_raw(one) for one in page]
-                after = page[-1].seq
-            if after >= tail:
-                return
-            await patience.pause("its tail was removed while it was read")
+        async for page in self._reader.whole(subject, after, patience):
+            yield [_raw(one) for one in page]
 
     async def grown(
         self, after: int
@@ -83,7 +84,8 @@ class RawJournals:
         patience = Patience(f"stream {self.stream} could not be looked up")
         subject = f"$JS.API.STREAM.INFO.{self.stream}"
         info = await asked_of(self._connection, self.stream, _info, subject, b"", patience)
-        return StreamEnd(info.state.last_seq, info.created)
+        now = server_time(info.ts) or datetime.now(UTC)
+        return StreamEnd(info.state.last_seq, info.created, info.state.num_subjects, now)
 
 
 def _raw(stored: Stored) -> RawRecord:

@@ -24,7 +24,7 @@ from ..limits import (
     READ_PAUSE_S,
     READ_TRY_S,
 )
-from ..records import RunPurged
+from ..order import trimmed
 from ..store import Loaded
 from .jetstream_answers import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, ApiAnswer, ApiError
 from .jetstream_headers import EXPECTED, NOT_OURS, TIME, TRACE, commit_of, status_of
@@ -83,6 +83,10 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, READ_PAUSE_MAX_S)
 
 
+def _patience(run_id: RunId, stream: str) -> Patience:
+    return Patience(f"run {run_id} could not be read from stream {stream}")
+
+
 class Reader:
     """Reads one stream over one connection."""
 
@@ -94,47 +98,83 @@ class Reader:
 
     # ---- one journal ------------------------------------------------------------------------
 
-    async def load(
-        self, subject: str, run_id: RunId, after: int, tail: int | None = None
-    ) -> Loaded:
-        """Everything on the subject after sequence `after`, up to the last the leader names, or
-        has just named: `tail`."""
-        patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
+    async def load(self, subject: str, run_id: RunId, after: int) -> Loaded:
+        """Everything on the subject after sequence `after`, up to the last the leader names."""
         again = False
         while True:
-            if tail is None:
-                tail = await self.tail(subject, after, patience)
-            stored = await self._between(subject, after, tail, patience)
-            if stored is None:
-                await patience.pause("its tail was removed while it was read")
-                tail = None
-                continue
-            entries = self._entries(stored, subject, run_id)
-            if again or not _trimmed_meanwhile(entries):
-                return Loaded(entries, tail)
+            found: list[Stored] = []
+            async for page in self.whole(subject, after, _patience(run_id, self._stream)):
+                found += page
+            entries = self._entries(found, subject, run_id)
+            if again or not trimmed(0, entries):
+                return Loaded(entries, found[-1].seq if found else after)
             again = True  # what is still missing then was missing before
-            tail = None
 
-    async def resume(self, subject: str, run_id: RunId) -> Loaded:
+    async def listed(self, subject: str, run_id: RunId, tail: int) -> Loaded:
+        """As `load`, up to a tail that a listing just named."""
+        pages = self.pages(subject, 0, tail, _patience(run_id, self._stream))
+        found = [one async for page in pages for one in page]
+        if found and found[-1].seq == tail:
+            entries = self._entries(found, subject, run_id)
+            if not trimmed(0, entries):
+                return Loaded(entries, tail)
+        return await self.load(subject, run_id, 0)
+
+    async def entries(
+        self, subject: str, run_id: RunId, after: int
+    ) -> AsyncGenerator[Loaded, None]:
+        """As `load`, in pages (Store.pages)."""
+        tail = after
+        async for page in self.whole(subject, after, _patience(run_id, self._stream)):
+            tail = page[-1].seq
+            yield Loaded(self._entries(page, subject, run_id), tail)
+        if tail == after:
+            yield Loaded((), tail)
+
+    async def resume(self, subject: str, run_id: RunId) -> Loaded | None:
         """The first record and everything from the restart point that the last one names; all of
-        it where it names none, or one that is not there."""
-        patience = Patience(f"run {run_id} could not be read from stream {self._stream}")
-        last = await self.last(subject, patience)
+        it, or None, where it names none, or one that is not there.
+
+        The leader names both ends at once; what is between them is read as in `load`, so that it is
+        whole, and the fold checks that it chains from the point on."""
+        first, last = await self._ends(subject, run_id)
         if last is None:
             return Loaded((), 0)
+        if first is None or first.seq > last.seq:  # it began, or was purged, between the two
+            return None
         point = commit_of(last.headers)
         if point < 0:
             point = last.seq
-        if 0 < point <= last.seq:
-            rest = await self.load(subject, run_id, point - 1, last.seq)
-            first = await self._patiently({"seq": 1, "next_by_subj": subject}, patience)
-            if first is not None and rest.entries and rest.entries[0].position == point:
-                (entry,) = self._entries([first], subject, run_id)
-                if first.seq == point:
-                    return rest
-                if first.seq < point and entry.record.n == 1:
-                    return Loaded((entry, *rest.entries), rest.tail)
-        return await self.load(subject, run_id, 0, last.seq)
+        after = point - 1 if first.seq < point <= last.seq else first.seq
+        if after == first.seq and self._entries([last], subject, run_id)[0].record.n > READ_BATCH:
+            return None
+        rest = await self._rest(subject, run_id, after, last)
+        entries = self._entries([first, *rest], subject, run_id)
+        if entries[-1].position == last.seq:  # else it was purged, and something follows that
+            if after == first.seq and not trimmed(0, entries):
+                return Loaded(entries, last.seq)
+            named = len(entries) > 1 and entries[1].position == point and entries[0].record.n == 1
+            if after != first.seq and named and not trimmed(0, entries[1:]):
+                return Loaded(entries, last.seq)
+        return None
+
+    async def _rest(self, subject: str, run_id: RunId, after: int, last: Stored) -> list[Stored]:
+        """What is after sequence `after`, up to the last message."""
+        if last.seq - after <= 1:  # nothing can be between
+            return [last] if last.seq > after else []
+        pages = self.pages(subject, after, last.seq, _patience(run_id, self._stream))
+        return [one async for page in pages for one in page]
+
+    async def _ends(self, subject: str, run_id: RunId) -> tuple[Stored | None, Stored | None]:
+        """The first message and the last, of the leader, asked for at once."""
+        what = _patience(run_id, self._stream), _patience(run_id, self._stream)
+        try:
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(self.first(subject, 0, what[0]))
+                last = group.create_task(self.last(subject, what[1]))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return first.result(), last.result()
 
     async def last(self, subject: str, patience: Patience) -> Stored | None:
         """The leader's last message on the subject."""
@@ -163,15 +203,19 @@ class Reader:
                 return tail
             await patience.pause(f"the leader names {tail} as its last, before {after}")
 
-    async def _between(
-        self, subject: str, after: int, tail: int, patience: Patience
-    ) -> list[Stored] | None:
-        """The messages in (after, tail], complete; None if `tail` is no longer there."""
-        found: list[Stored] = []
-        async for page in self.pages(subject, after, tail, patience):
-            found += page
-        last = found[-1].seq if found else after
-        return found if last >= tail else None
+    async def whole(
+        self, subject: str, after: int, patience: Patience
+    ) -> AsyncGenerator[list[Stored], None]:
+        """The messages after sequence `after`, in pages without a gap, up to the last that the
+        leader names. A purge meanwhile leaves a gap before its tombstone."""
+        while True:
+            tail = await self.tail(subject, after, patience)
+            async for page in self.pages(subject, after, tail, patience):
+                after = page[-1].seq
+                yield page
+            if after >= tail:
+                return
+            await patience.pause("its tail was removed while it was read")
 
     async def pages(
         self, subject: str, after: int, tail: int, patience: Patience
@@ -269,15 +313,6 @@ class Reader:
             raise JournalDamaged(
                 f"run {run_id}: {damage} ({where})", where=where, run_id=run_id
             ) from damage
-
-
-def _trimmed_meanwhile(entries: tuple[Entry, ...]) -> bool:
-    """A purge took records in front of its tombstone while they were read."""
-    return (
-        bool(entries)
-        and isinstance(entries[-1].record, RunPurged)
-        and entries[-1].record.n - entries[0].record.n != len(entries) - 1
-    )
 
 
 def place(stream: str, subject: str, sequence: int) -> str:

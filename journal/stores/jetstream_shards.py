@@ -7,13 +7,15 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from ..grouping import GroupCommit
 from ..ids import RunId, subject_token
 from ..limits import APPEND_TRY_S
 from ..shards import shard_of
 from ..store import Stamp
 from .jetstream_answers import ApiAnswer
 from .jetstream_headers import TIME, server_time
-from .jetstream_listing import Listing
+from .jetstream_lane import Lane
+from .jetstream_listing import HEADS_PAGE, Listing
 from .jetstream_raw import RawJournals
 from .jetstream_read import Patience, Reader, asked_of
 from .jetstream_streams import stream_name, subject_prefix
@@ -36,9 +38,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Shard:
-    """One journal stream: the runs whose ids hash to `index`."""
+    """One journal stream: the runs whose ids hash to `index`. `alone`: it has one replica."""
 
-    def __init__(self, connection: Connection, namespace: str, index: int, shards: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: str,
+        index: int,
+        shards: int,
+        commit: GroupCommit = "off",
+        *,
+        alone: bool = False,
+    ) -> None:
         def owns(run_id: RunId) -> bool:
             return shard_of(run_id, shards) == index
 
@@ -46,8 +57,12 @@ class Shard:
         self.stream = stream_name(namespace, index)
         self.prefix = subject_prefix(namespace, index)
         self.reader = Reader(connection, self.stream)
-        self.listing = Listing(connection, self.stream, self.prefix, owns)
+        self.alone = alone
+        # A page of a list takes its share of each, more or less.
+        page = HEADS_PAGE if shards == 1 else max(1, HEADS_PAGE * 5 // 4 // shards)
+        self.listing = Listing(connection, self.stream, self.prefix, owns, page)
         self.journals = RawJournals(connection, self.stream, self.prefix, owns)
+        self.lane = Lane(connection, self.stream, commit)
 
     def subject(self, run_id: RunId) -> str:
         return self.prefix + subject_token(run_id)

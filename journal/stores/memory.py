@@ -47,6 +47,9 @@ class MemoryStore:
                 ) from damage
         return Loaded(tuple(entries), _tail(journal))
 
+    async def pages(self, run_id: RunId, *, after: int = 0) -> AsyncGenerator[Loaded, None]:
+        yield await self.load(run_id, after=after)
+
     async def resume(self, run_id: RunId) -> Loaded:
         return await self.load(run_id)
 

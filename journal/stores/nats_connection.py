@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from typing import Any
 
 import nats.errors
@@ -31,8 +30,19 @@ from ..limits import (
 from .nats_address import check_url, inbox_prefix, read_creds, without_password
 from .nats_client import Client
 from .nats_errors import Refused, cannot_connect, closed, denied, denied_subject
+from .nats_quorum import TELLING
 from .nats_service import Asked, Service, serving
-from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Take, Waiting
+from .nats_waiting import (
+    Denied,
+    Headers,
+    Incoming,
+    NoReply,
+    Reply,
+    Take,
+    Waiting,
+    Waitings,
+    incoming,
+)
 
 # Else logging's last resort prints nats-py's tracebacks; what they say reaches the waiting call.
 logging.getLogger("nats").addHandler(logging.NullHandler())
@@ -56,8 +66,7 @@ class Connection:
         self._gone: asyncio.Event = asyncio.Event()
         self._refusals = 0
         self._up = asyncio.Event()
-        self._tokens = itertools.count()
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting = Waitings()
         self._denied: deque[str] = deque(maxlen=32)
         self._inbox = ""
         self._inbox_denied = False
@@ -76,6 +85,11 @@ class Connection:
     @property
     def server_version(self) -> str:
         return str(self._nc._server_info.get("version", ""))
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the server connected to now is one of several."""
+        return bool(self._nc._server_info.get("cluster"))
 
     # ---- opening and closing ----------------------------------------------------------------
 
@@ -121,7 +135,8 @@ class Connection:
             pending_size=-1,  # else what is published while disconnected lands after a reconnect
         )
         self._inbox = self._nc.new_inbox() + "."
-        await self._nc.listen(f"{self._inbox}*", self._on_answer)
+        self._waiting.answers_to(self._inbox)
+        await self._nc.listen(f"{self._inbox}*", self._waiting.answer)
         self._opening = False
         self._open = True
         self._up.set()
@@ -130,7 +145,8 @@ class Connection:
         """Idempotent. What still waits gets NoReply."""
         self._open = False
         await self._nc.close()
-        self._end_all(NoReply("the connection was closed", lost=True))
+        self._waiting.end_all(NoReply("the connection was closed", lost=True))
+        self._waiting.stop()
 
     # ---- asking -----------------------------------------------------------------------------
 
@@ -146,10 +162,11 @@ class Connection:
         outcome = await self._ask(subject, payload, headers, timeout_s, None)
         if isinstance(outcome, NoReply):
             return outcome
-        if outcome.data or outcome.headers.get(STATUS) != "503":
+        if outcome.nobody:
+            return NoReply(f"nobody answers on {subject}", nobody=True)
+        if subject.startswith(TELLING):
             await self._nc.heard(subject, outcome.data)
-            return outcome
-        return NoReply(f"nobody answers on {subject}", nobody=True)
+        return outcome
 
     async def collect(self, subject: str, payload: bytes, take: Take, *, idle_s: float) -> None:
         """Several answers, until `take` says enough, none came for `idle_s`, or the connection was
@@ -164,26 +181,22 @@ class Connection:
         timeout_s: float,
         take: Take | None,
     ) -> Reply | NoReply:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        if not self._nc.is_connected and not await self.connected_within(timeout_s):
-            return NoReply(f"not connected to {self._shown}", lost=True)
-        left_s = timeout_s - (loop.time() - started)
+        left_s = timeout_s
+        if not self._nc.is_connected:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            if not await self.connected_within(timeout_s):
+                return NoReply(f"not connected to {self._shown}", lost=True)
+            left_s -= loop.time() - started
         if self._inbox_denied:  # no answer could come
             raise denied(self._inbox)
-        waiting = Waiting(subject, take, first_s=left_s, idle_s=timeout_s)
-        token = f"{next(self._tokens):x}"
-        self._waiting[token] = waiting
+        reply, waiting = self._waiting.add(subject, take, first_s=left_s, idle_s=timeout_s)
         try:
-            await self._nc.publish(subject, payload, self._inbox + token, headers)
+            # Dropped where the server reads nothing: it then ends by its time, as if sent.
+            self._nc.post(subject, payload, reply, headers)
             outcome = await waiting.future
-        except nats.errors.ConnectionClosedError as error:
-            raise self._closed() from error
-        except nats.errors.OutboundBufferLimitError:  # lost since the check above
-            return NoReply(f"not connected to {self._shown}", lost=True)
         finally:
-            waiting.close()
-            del self._waiting[token]
+            self._waiting.remove(reply)
         if isinstance(outcome, Denied):
             raise denied(outcome.subject)
         return outcome
@@ -209,19 +222,19 @@ class Connection:
     async def publish(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None
     ) -> None:
-        """Fire and forget: dropped while there is no connection. Raises StoreUnavailable once
-        closed for good."""
+        """Fire and forget: dropped while there is no connection, or one whose server reads nothing.
+        Raises StoreUnavailable once closed for good."""
         if self._nc.is_closed or not self._open:
             raise self._closed()
-        try:
-            await self._nc.publish(subject, payload, "", headers)
-        except nats.errors.ConnectionClosedError as error:
-            raise self._closed() from error
-        except nats.errors.OutboundBufferLimitError:
-            pass
+        self._nc.post(subject, payload, b"", headers)
+
+    def post(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> bool:
+        """Like `publish`, from where nothing can be awaited; False: it was dropped. What is posted,
+        and requested, in one turn of the loop is sent in that order and together."""
+        return bool(self._nc.post(subject, payload, b"", headers))
 
     def send(self, subject: str, payload: bytes, reply: str = "") -> bool:
-        """Like `publish`, from where nothing can be awaited; False: it was dropped."""
+        """Like `post`, at once: also if the process is stopped before the turn of the loop ends."""
         return bool(self._nc.send(subject, payload, reply))
 
     def new_inbox(self) -> str:
@@ -234,14 +247,11 @@ class Connection:
     ) -> Generator[Waiting, None, None]:
         """Something that waits for the caller's own subscription, and ends as well when the
         connection is lost, or `subject`, which it is about to publish on, is denied."""
-        waiting = Waiting(subject, take, first_s=first_s, idle_s=idle_s)
-        token = f"{next(self._tokens):x}"
-        self._waiting[token] = waiting
+        reply, waiting = self._waiting.add(subject, take, first_s=first_s, idle_s=idle_s)
         try:
             yield waiting
         finally:
-            waiting.close()
-            del self._waiting[token]
+            self._waiting.remove(reply)
 
     @contextlib.asynccontextmanager
     async def listening(
@@ -250,10 +260,8 @@ class Connection:
         """Messages on the subject go to `handle`, which must not raise, nor block. In force when
         entered; what was on its way when it is left still comes. Raises PermissionDenied."""
 
-        def take(subject: bytes, reply: bytes, data: bytes, headers: dict[str, str]) -> None:
-            # Not every subject that a server takes is UTF-8.
-            subject_text = subject.decode("utf-8", "backslashreplace")
-            handle(Incoming(subject_text, data, headers, reply.decode("utf-8", "backslashreplace")))
+        def take(subject: bytes, reply: bytes, data: bytes, headers: Headers) -> None:
+            handle(incoming(subject, reply, data, headers))
 
         self._forgive(subject)
         try:
@@ -344,13 +352,6 @@ class Connection:
 
     # ---- what nats-py calls -----------------------------------------------------------------
 
-    def _on_answer(
-        self, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str]
-    ) -> None:
-        waiting = self._waiting.get(subject[len(self._inbox) :].decode())
-        if waiting is not None:  # else it comes too late
-            waiting.answer(Reply(data, headers))
-
     async def _on_error(self, error: Exception) -> None:
         if self._opening and not self._nc.is_connected:
             # nats-py would go on for ever; what is raised here comes out of its `connect`.
@@ -360,30 +361,26 @@ class Connection:
         elif found := denied_subject(error):
             self._denied.append(found)
             self._inbox_denied |= found.startswith(self._inbox.lower())
-            for waiting in self._waiting.values():
-                if self._inbox_denied:
-                    waiting.end(Denied(self._inbox))
-                elif waiting.subject.lower() == found:
-                    waiting.end(Denied(waiting.subject))
+            if self._inbox_denied:
+                self._waiting.end_unheard(self._inbox)
+            else:
+                self._waiting.end_denied(found)
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
         self._inbox_denied = False  # the next server says it again
         self._nc.forget_unsent()
-        self._end_all(NoReply(f"the connection to {self._shown} was lost", lost=True))
+        self._waiting.end_all(NoReply(f"the connection to {self._shown} was lost", lost=True))
 
     async def _on_reconnected(self) -> None:
         self._up.set()
 
     async def _on_closed(self) -> None:
         self._up.set()  # who waits for it finds the connection closed
-        self._end_all(NoReply(f"the connection to {self._shown} was closed for good", lost=True))
+        cause = f"the connection to {self._shown} was closed for good"
+        self._waiting.end_all(NoReply(cause, lost=True))
         if self._open:  # not the owner's doing
             self._gone.set()
-
-    def _end_all(self, outcome: NoReply) -> None:
-        for waiting in self._waiting.values():
-            waiting.end(outcome)
 
     def _forgive(self, subject: str) -> None:
         """Forget old denials of it: permissions may have changed."""

@@ -12,7 +12,9 @@ from typing import Final
 LEADERLESS_S: Final = 10.0
 """An election takes 4-9 s (NATS.md), on whichever server one asks."""
 
-_TELLING: Final = ("$JS.API.STREAM.MSG.GET.", "$JS.API.CONSUMER.")
+TELLING: Final = ("$JS.API.STREAM.MSG.GET.", "$JS.API.CONSUMER.")
+"""Requests whose answers tell."""
+
 _NO_LEADER: Final = b'"err_code":10008,'
 _HEAD_BYTES: Final = 200
 """Of an answer: an error stands at its beginning."""
@@ -27,7 +29,7 @@ class Quorum:
     def lost(self, subject: str, answer: bytes, now: float) -> bool:
         """Whether this answer, heard `now` (monotonic seconds), is the last one of LEADERLESS_S in
         which the API said nothing else; from then on it is counted anew."""
-        if not subject.startswith(_TELLING):
+        if not subject.startswith(TELLING):
             return False
         if _NO_LEADER not in answer[:_HEAD_BYTES]:
             self._lost_at = None

@@ -17,6 +17,7 @@ from msgspec import Struct
 from ..errors import PermissionDenied, StoreUnavailable
 from ..ids import namespace as check_namespace
 from ..limits import READ_TRY_S
+from ..shards import shards_for
 from .account import AccountInfo, account_findings, read_account
 from .jetstream_answers import ApiError
 from .jetstream_streams import (
@@ -101,7 +102,8 @@ async def provision(
 ) -> Provisioned:
     """Make the namespace's streams unless they exist. `replicas` None: as many as the journal
     stream has; 3 on a cluster, else 1, where there is none yet. `shards`: over how many journal
-    streams runs are spread; None: as many as there are, 1 where there is none yet.
+    streams runs are spread; None: as many as there are, `shards_for` the replicas where there is
+    none yet.
 
     Raises ShardsFixed where there are others than asked for; NotProvisioned where one is missing
     that runs were in."""
@@ -112,7 +114,8 @@ async def provision(
         # That of tasks is made behind them: where it was there before, all of them were.
         complete = await look_up(connection, tasks_name(namespace)) is not None
         there = await journals_there(connection, namespace)
-        count = shards_to_make(namespace, there, shards)
+        each = replicas or (3 if connection.clustered else 1)
+        count = shards_to_make(namespace, there, shards, shards_for(each))
         if complete:
             check_whole(namespace, there, count)
         journals: list[Made] = []

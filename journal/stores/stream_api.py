@@ -39,8 +39,16 @@ class ConsumerConfig(Struct, frozen=True):
     inactive_threshold: int = 0
 
 
+class Position(Struct, frozen=True):
+    stream_seq: int = 0
+
+
 class Consumer(ApiAnswer, frozen=True):
+    """`delivered`: up to which message; `ack_floor`: up to which all are settled."""
+
     config: ConsumerConfig = ConsumerConfig()
+    delivered: Position = Position()
+    ack_floor: Position = Position()
     num_pending: int = 0
     num_ack_pending: int = 0
     num_redelivered: int = 0

@@ -126,8 +126,10 @@ async def journals_there(connection: Connection, namespace: str) -> dict[int, St
     return found
 
 
-def shards_to_make(namespace: str, there: Mapping[int, StreamInfo], asked: int | None) -> int:
-    """P, for `init`: what the streams that are there say, else what was asked for.
+def shards_to_make(
+    namespace: str, there: Mapping[int, StreamInfo], asked: int | None, picked: int
+) -> int:
+    """P, for `init`: what the streams that are there say, else what was asked for, else `picked`.
 
     The first stream is made last, so with it all were there once; and what a run was ever in has a
     sequence. Raises ShardsFixed for another number than theirs; NotProvisioned where one is missing
@@ -136,7 +138,7 @@ def shards_to_make(namespace: str, there: Mapping[int, StreamInfo], asked: int |
     named_by = {index: named_shards(one.config) for index, one in there.items()}
     counts = {count for count in named_by.values() if count is not None}
     if not counts:
-        return asked or 1
+        return asked or picked
     if len(counts) > 1 or asked not in (None, *counts):
         told = ", ".join(f"{stream_name(namespace, i)} of {named_by[i]}" for i in sorted(there))
         raise ShardsFixed(

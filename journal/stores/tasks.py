@@ -18,11 +18,13 @@ from ..ids import RunId, subject_token
 from ..limits import APPEND_TRY_S
 from .delivery import ACK, IN_PROGRESS, nak
 from .jetstream_answers import MESSAGE_NOT_FOUND, ApiAnswer
+from .jetstream_read import Reader
 from .jetstream_streams import tasks_name
 from .nats_connection import Connection
 from .nats_waiting import NoReply
 from .stream_api import Consumer, StreamApi
 from .tasks_consumers import Consumers
+from .tasks_flight import Flight
 from .tasks_message import (
     PRIORITIES,
     Priority,
@@ -78,6 +80,7 @@ class TaskQueue:
         self._stream = tasks_name(namespace)
         self._api = StreamApi(connection, namespace, self._stream)
         self._consumers = Consumers(self._api, namespace)
+        self.flight = Flight(Reader(connection, self._stream), self._consumers, namespace)
 
     # ---- telling ----------------------------------------------------------------------------
 

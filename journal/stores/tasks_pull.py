@@ -18,12 +18,26 @@ from msgspec import Struct
 from .delivery import TERM, Malformed
 from .nats_connection import Connection
 from .nats_errors import denied
-from .nats_waiting import STATUS, Denied, Incoming, NoReply, Reply, Waiting
+from .nats_headers import DESCRIPTION, STATUS
+from .nats_waiting import Denied, Incoming, NoReply, Reply, Waiting
 
 log = logging.getLogger("runfold")
 
 HEARTBEAT_S = 5.0
 """A server that is silent for two of them has forgotten the pull."""
+
+PULL_S = 30.0
+
+
+def standing_s(ack_wait_s: float) -> float:
+    """How long a pull for tasks may stand: a third of the ack wait, at most `PULL_S`.
+
+    The tasks of a worker that stands still come again two thirds of the ack wait later, or later
+    still; its own pulls have lapsed by then. They would be served first (nats-server 2.15.1), and
+    the tasks be gone for a second ack wait.
+    """
+    return min(PULL_S, ack_wait_s / 3)
+
 
 Why: TypeAlias = Literal["filled", "expired", "silent", "gone", "lost", "other"]
 
@@ -71,7 +85,7 @@ class Puller(Generic[Delivered]):
         async with self._connection.listening(f"{self._inbox}.*", self._take):
             yield self
 
-    async def pull(self, batch: int, expires_s: float = 30.0) -> PullEnd:
+    async def pull(self, batch: int, expires_s: float = PULL_S) -> PullEnd:
         """Ask for up to `batch` messages, and wait until they are there or the request has ended. A
         pull that was cancelled, or ended `silent` or `lost`, may still bring its messages later.
 
@@ -135,7 +149,9 @@ class Puller(Generic[Delivered]):
         elif message.subject == self._reply and self._end is None:
             # Only then: a process that stood still reads an end, and a heartbeat behind it, at
             # once, and `pull` looks when all of it was read.
-            self._end = _read_status(message.headers.get(STATUS, ""), _description(message))
+            self._end = _read_status(
+                message.headers.get(STATUS, ""), message.headers.get(DESCRIPTION, "")
+            )
         else:
             return
         if self._waiting is not None:
@@ -176,8 +192,3 @@ def _read_status(status: str, text: str) -> PullEnd | None:
             return PullEnd("lost", text)
         case _:  # 400; 409: Exceeded MaxWaiting, MaxRequestBatch…, Consumer is push based
             return PullEnd("other", f"{status} {text}".strip())
-
-
-def _description(message: Incoming) -> str:
-    """nats-py 2.16.0 puts it under a member of an enum that equals the text, but hashes unlike."""
-    return next((value for name, value in message.headers.items() if name == "Description"), "")

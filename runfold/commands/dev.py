@@ -94,7 +94,7 @@ def dev(
             await _run(server, reloading, bridge, namespace)
         return 0
 
-    execute(False, body(), log_format)
+    execute(False, body(), log_format, fast=False)
 
 
 def _bridge(url: str, namespace: str, listen: str | None) -> DevBridge | None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from journal.codec import Entry
-from journal.errors import JournalDamaged
 from journal.escape import visible
+from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
 from journal.limits import LIST_PAGE
 from journal.listing import Filter
+from journal.stores.file import FileStore
+from journal.stores.jetstream import JetStreamStore
 from journal.views import run_json
 from journal.waits import instant_text
 
 from ..frame import UsageProblem, execute
-from ..options import AnyStoreOption, CredsOption, JsonOption, NamespaceOption, Target
-from ..reach import reached
+from ..options import (
+    AnyStoreOption,
+    CredsOption,
+    JsonOption,
+    NamespaceOption,
+    Target,
+    opened,
+)
+from ..reach import ignored, reached
 from ..terminal import (
     EXIT_BY_STATUS,
     emit_json,
@@ -37,6 +45,9 @@ def register(app: typer.Typer) -> None:
 
 def show(
     id: Annotated[str, typer.Argument(help="Run id.")],
+    where: Annotated[
+        bool, typer.Option("--where", help="Only say in which stream and subject, or file, it is.")
+    ] = False,
     store: AnyStoreOption = None,
     namespace: NamespaceOption = "runfold",
     creds: CredsOption = None,
@@ -50,19 +61,17 @@ def show(
     async def body() -> int:
         run = checked_run_id(id)
         target = Target(store, namespace, creds)
+        if where:
+            say(await _place(target, run))
+            return 0
         async with reached(target) as runs:
             if json and target.bridge is not None:  # which needs no journal here to say it
                 shape = await runs.shape(run)
                 emit_json(shape)
                 return EXIT_BY_STATUS.get(shape["status"], 1)
-            try:
-                seen = await runs.seen(run)
-            except JournalDamaged as damage:
-                _print_timeline(damage.good, json)
-                raise
-        if seen.torn and seen.entries:
+            seen = await runs.seen(run, ignored if json else _print_line)
+        if seen.torn and seen.fold.n:
             note(f"{seen.torn} bytes of a torn last record are ignored: never acknowledged")
-        _print_timeline(seen.entries, json)
         if seen.unusable is not None:
             raise seen.unusable
         fold, held, now = seen.fold, seen.held, instant_text(datetime.now(UTC))
@@ -75,10 +84,18 @@ def show(
     execute(json, body())
 
 
-def _print_timeline(entries: Sequence[Entry], json: bool) -> None:
-    if not json:
-        for entry in entries:
-            say(timeline(entry))
+async def _place(target: Target, run: RunId) -> str:
+    if target.bridge is not None:
+        raise UsageProblem("a bridge does not tell", hint="ask the nats:// store: --store")
+    async with opened(target) as store:
+        if isinstance(store, JetStreamStore):
+            return store.journal_of(run)
+        assert isinstance(store, FileStore)  # what `opened` opens else
+        return f"file {store.path(run)}"
+
+
+def _print_line(entry: Entry) -> None:
+    say(timeline(entry))
 
 
 def list_runs(

@@ -1,8 +1,8 @@
-"""Shell: `runfold init`, `doctor`, `bench`: setting up, and what an acknowledgement is worth."""
+"""Shell: `runfold init`, `doctor`: setting up, and what an acknowledgement is worth."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -13,12 +13,10 @@ from journal.ids import RunId
 from journal.ids import run_id as checked_run_id
 from journal.shards import SHARDS_MAX
 from journal.stores.file import FileStore
-from journal.stores.provision import inspect, provision
+from journal.stores.provision import Provisioned, inspect, provision
 from journal.stores.safety import Safety
 from worker.server import EmbeddedServer
 
-from ..bench import Bench, render
-from ..bench_fleet import FleetBench, render_fleet
 from ..diagnosis import Diagnosis, diagnose
 from ..frame import UsageProblem, execute
 from ..options import (
@@ -37,7 +35,6 @@ from ..terminal import emit_json, note, say
 def register(app: typer.Typer) -> None:
     app.command("init")(init)
     app.command("doctor")(doctor)
-    app.command("bench")(bench)
 
 
 def init(
@@ -51,7 +48,7 @@ def init(
             "--shards",
             min=1,
             max=SHARDS_MAX,
-            help="Journal streams that runs are spread over, for good. Default: 1.",
+            help="Journal streams that runs are spread over, for good. Default: by the replicas.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -88,9 +85,22 @@ def init(
                     f"{found.setting} of {stream.stream} is {found.found}, not {found.wanted}: "
                     "nothing was changed; see `runfold doctor`"
                 )
+        if made.created and not json:
+            say(spread_text(made, asked=shards is not None))
         return 1 if any(stream.differences for stream in streams) else 0
 
     execute(json, body())
+
+
+def spread_text(made: Provisioned, *, asked: bool) -> str:
+    """Over how many journal streams runs are spread, and why."""
+    if asked:
+        why = "as asked for"
+    elif made.replicas == 1:
+        why = "for one server, which syncs a stream's records one after the other"
+    else:
+        why = "for servers that sync many records at once"
+    return f"runs are spread over {made.shards} journal stream(s), for good: {why} (--shards)"
 
 
 def doctor(
@@ -161,28 +171,3 @@ def _print_safety(found: Safety) -> None:
         say(f"    fix: {finding.fix}")
     for name, value in found.facts.items():
         say(f"  {name}: {msgspec.json.encode(value).decode()}")
-
-
-def bench(
-    what: Annotated[
-        Literal["steps", "fleet"],
-        typer.Argument(help="steps: a durable step; fleet: workers, approvals, takeovers."),
-    ] = "steps",
-    quick: Annotated[bool, typer.Option("--quick", help="Under 40 s, rougher.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Runfold beside the raw appends it stands on, on this machine, as ratios (R81, R83)."""
-
-    async def body() -> int:
-        if what == "fleet":
-            result: dict[str, Any] = await FleetBench(quick=quick, progress=note).run()
-        else:
-            result = await Bench(quick=quick, progress=note).run()
-        if json:
-            emit_json(result)
-        else:
-            for line in render_fleet(result) if what == "fleet" else render(result):
-                say(line)
-        return 0
-
-    execute(json, body())

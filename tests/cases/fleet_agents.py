@@ -147,9 +147,11 @@ def tools_of(home: Path) -> dict[str, Tool]:
         return await _DEAF[how](s)
 
     @read
-    async def stop_once(this: ToolCall) -> str:
-        """The work is done; before anything can be recorded, the process is stopped, once."""
+    async def stop_once(this: ToolCall, hold: str = "") -> str:
+        """The work is done; before its result can be recorded, and its start, too, unless `hold`
+        keeps it until then, the process is stopped, once."""
         add(this, reads)
+        await held(home, hold)
         if len(reads.lines(this.run_id)) == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         return "continued"

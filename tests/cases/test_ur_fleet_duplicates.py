@@ -44,33 +44,45 @@ async def test_ur01_a_write_that_outlives_the_ack_wait_happens_once(fleet: Worke
 # ---- UR-03 ------------------------------------------------------------------------------------
 
 
-async def test_ur03_the_loser_stops_there_and_serves_other_runs(fleet: Workers) -> None:
-    """UR-03: A is stopped after step 0's work and before its append; B takes the run over and does
-    step 1; A goes on: its append is refused, and nothing of the run follows from it. Then A alone
-    serves another run."""
+@pytest.mark.parametrize("before", ["start", "result"])
+async def test_ur03_the_loser_stops_there_and_serves_other_runs(
+    fleet: Workers, before: str
+) -> None:
+    """UR-03: A is stopped after step 0's work and before its append, that of its result alone or of
+    its start, too (a read begins beside it); B takes the run over and does step 1; A goes on: its
+    append is refused, and nothing of the run follows from it. Then A alone serves another run."""
+    recorded = ["tool/1/0/stop_once"] if before == "result" else []
+    if recorded:
+        fleet.hold("stop")
     a = await fleet.worker()
-    await fleet.start("r1", plan(["stop_once"], ["charge"]))
+    given = {"hold": "stop"} if recorded else {}
+    await fleet.start("r1", plan([("stop_once", given)], ["charge"]))
     await eventually(fleet.reads.lines)
+    if recorded:
+        await eventually(lambda: _started(fleet, "stop_once"), what="its start is recorded")
+        fleet.go("stop")
     b = await fleet.worker()
     assert (await fleet.end("r1")).status == "completed"
     asked = len(fleet.asked.lines())
-    before = await fleet.records("r1")
+    records = await fleet.records("r1")
     a.kill(signal.SIGCONT)
     await fleet.stop(b)
     await fleet.start("r2", plan(["charge"]))
     assert (await fleet.end("r2")).status == "completed"
-    assert await fleet.records("r1") == before
+    assert await fleet.records("r1") == records
     assert len(fleet.asked.lines()) == asked + 2  # those of r2
-    first, second = [r["n"] for r in before if r["type"] == "claim"]
-    assert all(r["claim"] == second for r in before[second - 1 :] if r.get("claim"))
-    assert [r["step"] for r in before if r.get("claim") == first] == ["llm/1"] * 2 + [
-        "tool/1/0/stop_once"
-    ]
+    first, second = [r["n"] for r in records if r["type"] == "claim"]
+    assert all(r["claim"] == second for r in records[second - 1 :] if r.get("claim"))
+    steps = [r["step"] for r in records if r.get("claim") == first]
+    assert steps == ["llm/1"] * 2 + recorded
     assert len(fleet.ledger.lines("r1")) == len(fleet.ledger.lines("r2")) == 1
-    queue = await fleet.store.tasks.backlog("fleet")
-    assert (queue.pending, queue.in_progress) == (0, 0)
+    await eventually(lambda: _settled(fleet), what="no task is left")
     assert not a.ended.is_set()
     await fleet.check()
+
+
+async def _started(fleet: Workers, tool: str) -> bool:
+    return any(r["step"].endswith(tool) for r in await fleet.records("r1", "step.started"))
 
 
 async def test_ur03_a_stalled_write_that_did_finish_is_told(fleet: Workers) -> None:

@@ -26,7 +26,7 @@ from kit.waiting import eventually
 
 from journal.ids import RunId
 from journal.store import Store
-from journal.stores import file as file_store
+from journal.stores import file_lock
 from runfold import (
     Agent,
     Completed,
@@ -278,7 +278,7 @@ async def test_ur62_a_child_forked_in_the_middle_of_an_append_does_not_keep_the_
 ) -> None:
     """UR-62: a tool forks while another thread of the process appends: the child has the locked
     descriptor too, and lives on; the next append goes through."""
-    monkeypatch.setattr(file_store, "LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr(file_lock, "LOCK_WAIT_S", 0.3)
     world.runs.mkdir()
     sync, children = os.fsync, list[int]()
 

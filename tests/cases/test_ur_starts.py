@@ -19,6 +19,7 @@ from kit.waiting import eventually
 
 from journal.doors import Started, signal, start, state
 from journal.handle import Journal
+from journal.ids import RunId
 from journal.purging import purge
 from journal.store import Store
 from journal.stores.jetstream import JetStreamStore
@@ -98,9 +99,11 @@ async def test_ur24_a_start_whose_answer_was_lost(nats: NatsServer, namespace: s
             started = await start(counting, "pay", "P", run_id="x")  # type: ignore[arg-type]
             assert gone.is_set()
             assert started == Started(run_id=started.run_id, created=True)
+            assert counting.appends == ["run.started"]  # not sent again: the journal told
+            written = await store.load(RunId("x"))
             for _ in range(3):
                 assert not (await start(counting, "pay", "P", run_id="x")).created  # type: ignore[arg-type]
-            assert counting.appends == ["run.started"]
+            assert await store.load(RunId("x")) == written
             assert len(await check_store(store, "x")) == 1
     finally:
         await proxy.stop()
@@ -117,7 +120,7 @@ async def test_ur24_the_server_dies_between_request_and_answer(tmp_path: Path) -
             server.pause()
             counting = DyingStore(store, "")
             starting = asyncio.create_task(start(counting, "pay", "P", run_id="x"))  # type: ignore[arg-type]
-            await asyncio.sleep(0)  # the first read goes out, and finds a server that is silent
+            await asyncio.sleep(0)  # the record goes out, to a server that is silent
             await server.kill()
             await server.restart()
             assert (await starting).created

@@ -123,8 +123,9 @@ class Zygote:
 
 def _serve() -> None:
     _die_with_parent()
-    import getpass  # noqa: F401  # late imports of the product and of msgspec: a child
-    import zoneinfo  # noqa: F401  # that became nobody may not read the interpreter
+    import fractions  # noqa: F401  # late imports of the product, of msgspec and of typer: a
+    import getpass  # noqa: F401  # child that became nobody may not read the interpreter
+    import zoneinfo  # noqa: F401
 
     import cases.child  # noqa: F401
 

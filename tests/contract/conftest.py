@@ -15,7 +15,7 @@ from kit.servers import AnyServer, Cluster, NatsServer, test_server
 from kit.simulated.as_process import ModelProcess, ModelProxy
 
 from journal.store import Store
-from journal.stores import jetstream, jetstream_read, nats_connection
+from journal.stores import jetstream, jetstream_lane, jetstream_read, nats_connection
 from journal.stores.file import FileStore
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.memory import MemoryStore
@@ -132,7 +132,7 @@ async def store(backend: Backend) -> AsyncIterator[Store]:
 @pytest.fixture
 def short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less patience, where a test waits for it to end."""
-    monkeypatch.setattr(jetstream, "APPEND_TRY_S", 0.3)
+    monkeypatch.setattr(jetstream_lane, "APPEND_TRY_S", 0.3)
     monkeypatch.setattr(jetstream, "ASK_TRY_S", 0.3)
     monkeypatch.setattr(jetstream_read, "READ_TRY_S", 0.3)
     monkeypatch.setattr(jetstream_read, "READ_BUDGET_S", 0.6)

@@ -10,7 +10,7 @@ from journal.errors import (
     StoreUnavailable,
 )
 from journal.store import Appended, Conflict, Unknown
-from journal.stores.jetstream_answers import read_ack
+from journal.stores.jetstream_answers import read_ack, read_batch_ack
 
 STREAM = "RUNFOLD_JOURNAL_0"
 
@@ -84,3 +84,40 @@ def test_an_answer_that_is_no_ack_of_this_append_is_unknown(data: bytes) -> None
 def test_an_ack_is_appended_with_its_sequence() -> None:
     ack = b'{"stream":"RUNFOLD_JOURNAL_0","seq":8,"domain":"x"}'
     assert read_ack(ack, stream=STREAM, expected=7) == Appended(8)
+
+
+# ---- answers to a batch --------------------------------------------------------------------------
+
+
+def batch_ack(seq: int, count: int, stream: str = STREAM) -> bytes:
+    return json.dumps({"stream": stream, "seq": seq, "batch": "b", "count": count}).encode()
+
+
+def test_each_record_of_a_batch_has_the_sequence_of_its_place() -> None:
+    answers = read_batch_ack(batch_ack(9, 3), stream=STREAM, expected=[0, 6, 7])
+    assert answers == [Appended(7), Appended(8), Appended(9)]
+
+
+@pytest.mark.parametrize("expected", [[7, 0, 0], [0, 8, 0], [0, 0, 9]])
+def test_a_batch_is_stored_only_behind_what_each_of_its_records_expects(
+    expected: list[int],
+) -> None:
+    answers = read_batch_ack(batch_ack(9, 3), stream=STREAM, expected=expected)
+    assert [type(answer) for answer in answers] == [Unknown] * 3
+
+
+@pytest.mark.parametrize("data", [batch_ack(9, 2), batch_ack(9, 4), batch_ack(9, 0), b"x", b""])
+def test_what_does_not_acknowledge_the_batch_is_unknown_to_each(data: bytes) -> None:
+    answers = read_batch_ack(data, stream=STREAM, expected=[0, 0, 0])
+    assert [type(answer) for answer in answers] == [Unknown] * 3
+
+
+@pytest.mark.parametrize("err_code", [10071, 10164, 10174, 10176, 10008, 10077])
+def test_a_refused_batch_says_nothing_of_its_records(err_code: int) -> None:
+    answer = answer_of(err_code, 400)
+    assert read_batch_ack(answer, stream=STREAM, expected=[0, 0]) == [None, None]
+
+
+def test_a_batch_that_another_stream_took_is_an_error() -> None:
+    with pytest.raises(StoreUnavailable, match="OTHER"):
+        read_batch_ack(batch_ack(9, 1, "OTHER"), stream=STREAM, expected=[0])

@@ -23,7 +23,7 @@ from journal.errors import (
 )
 from journal.ids import RunId
 from journal.store import Loaded, Unknown
-from journal.stores import jetstream, nats_client, nats_connection
+from journal.stores import jetstream_lane, nats_client, nats_connection
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.nats_waiting import NoReply
 from journal.stores.provision import provision
@@ -63,7 +63,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Callable[[str], str]]:
 async def test_a_denied_append_reaches_the_caller_with_its_subject(
     guarded: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream, "APPEND_TRY_S", 1_000.0)  # at once, not when the time is over
+    monkeypatch.setattr(jetstream_lane, "APPEND_TRY_S", 1_000.0)  # at once, not when it is over
     chain = Chain("Run.A")
     async with JetStreamStore(guarded("reader")) as store:
         with pytest.raises(PermissionDenied) as denied:
@@ -303,7 +303,7 @@ async def test_a_store_on_a_frozen_server_can_be_left(
 ) -> None:
     monkeypatch.setattr(nats_connection, "PING_INTERVAL_S", 0.5)
     monkeypatch.setattr(nats_client, "CLOSE_WAIT_S", 0.5)
-    monkeypatch.setattr(jetstream, "APPEND_TRY_S", 0.3)
+    monkeypatch.setattr(jetstream_lane, "APPEND_TRY_S", 0.3)
     await provision(server.url)
     chain = Chain()
     large = chain.started("x" * 900_000)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
 import msgspec
 import pytest
 from kit.raw_client import ask
@@ -9,11 +13,16 @@ from kit.records import Chain, fill, journal_of, raws
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
-from journal.codec import Entry
+from journal import following
+from journal.codec import Entry, record_hash
+from journal.fleet import Fleet
 from journal.ids import RunId
+from journal.limits import READ_BATCH
+from journal.log import Log
 from journal.store import Appended, Loaded
 from journal.stores import jetstream_listing
 from journal.stores.jetstream import JetStreamStore
+from journal.stores.jetstream_read import Patience, Stored
 
 STREAM = "RUNFOLD_JOURNAL_0"
 
@@ -88,6 +97,119 @@ async def test_a_restart_point_that_is_none_is_not_believed(
     assert raws(await direct.resume(chain.run_id)) == [entry.raw for entry in chain.entries]
 
 
+def asked_by(store: JetStreamStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whom the store asks from now on: the leader, or anybody, for a batch."""
+    asked: list[str] = []
+    ask_one, ask_many = store._connection.request, store._connection.collect
+
+    async def request(subject: str, *args: Any, **how: Any) -> Any:
+        asked.append("leader")
+        return await ask_one(subject, *args, **how)
+
+    async def collect(subject: str, *args: Any, **how: Any) -> Any:
+        asked.append("batch")
+        return await ask_many(subject, *args, **how)
+
+    monkeypatch.setattr(store._connection, "request", request)
+    monkeypatch.setattr(store._connection, "collect", collect)
+    return asked
+
+
+@pytest.mark.parametrize("at", ["one record", "at its commit", "behind its commit"])
+async def test_a_holder_resumes_in_two_round_trips_at_most(
+    direct: JetStreamStore, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader is asked for both ends at once, and for nothing between them where nothing is."""
+    chain = journal_of(1 if at == "one record" else 30)
+    point = {"one record": 0, "at its commit": 30, "behind its commit": 20}[at]
+    await committed(direct, chain, frozenset([point]))
+    asked = asked_by(direct, monkeypatch)
+    resumed = await direct.resume(chain.run_id)
+    assert resumed is not None
+    assert numbers(resumed) == ([1, *range(point, 31)] if point else [1])
+    assert asked == ["leader", "leader", *["batch"] * (at == "behind its commit")]
+
+
+async def test_a_long_journal_without_a_restart_point_is_read_in_pages(
+    direct: JetStreamStore,
+) -> None:
+    chain = journal_of(READ_BATCH + 1)
+    await fill(direct, chain)
+    assert await direct.resume(chain.run_id) is None
+    log = await Log.resumed(direct, chain.run_id, by="w")
+    assert (log.fold.n, log.fold.head) == (READ_BATCH + 1, record_hash(chain.entries[-1].raw))
+    async with aclosing(direct.pages(chain.run_id)) as pages:
+        sizes = [len(page.entries) async for page in pages]
+    assert max(sizes) <= READ_BATCH and sum(sizes) == READ_BATCH + 1
+
+
+@pytest.mark.parametrize("point", [0, 4], ids=["all of it", "from its commit"])
+@pytest.mark.parametrize("when", ["between the ends", "behind the ends", "within the rest"])
+async def test_a_run_that_is_purged_while_a_holder_reads_it_is_purged_and_not_damaged(
+    direct: JetStreamStore, point: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = journal_of(9)
+    chain.completed()
+    tokens = await committed(direct, chain, frozenset([point]))
+    reader = direct._shard(chain.run_id).reader
+    last, batch = reader.last, reader._batch
+    done = asyncio.Event()
+
+    async def purge() -> None:
+        if not done.is_set():
+            done.set()
+            stone = msgspec.structs.replace(
+                chain.purged(), commit=tokens[point - 1] if point else 0
+            )
+            answer = await direct.append(chain.run_id, stone, expected=tokens[-1])
+            assert isinstance(answer, Appended)
+            await direct.trim(chain.run_id, before=answer.tail)
+
+    async def last_of(subject: str, patience: Patience) -> Stored | None:
+        if when == "between the ends":
+            await first_read.wait()
+            await purge()
+        return await last(subject, patience)
+
+    first_read = asyncio.Event()
+    first = reader.first
+
+    async def first_of(subjects: str, after: int, patience: Patience) -> Stored | None:
+        found = await first(subjects, after, patience)
+        first_read.set()
+        return found
+
+    async def batch_of(subject: str, after: int, tail: int) -> list[Stored]:
+        if when == "behind the ends":
+            await purge()
+        found = await batch(subject, after, tail)
+        if when == "within the rest" and not done.is_set():
+            await purge()
+            return found[:2]  # it was paused there
+        return found
+
+    monkeypatch.setattr(reader, "last", last_of)
+    monkeypatch.setattr(reader, "first", first_of)
+    monkeypatch.setattr(reader, "_batch", batch_of)
+    log = await Log.resumed(direct, chain.run_id, by="w")
+    assert done.is_set() and log.gone and log.fold.purged is not None
+    assert log.fold.n == 11
+
+
+async def test_a_restart_point_of_another_run_is_not_believed(
+    direct: JetStreamStore, server: NatsServer
+) -> None:
+    """It is a sequence between the run's own records."""
+    chain, other = journal_of(4), journal_of(2, "another")
+    tail = await fill(direct, chain)
+    await fill(direct, other)  # sequences 5 and 6
+    last: Entry = chain.step_started("late")
+    headers = {"Nats-Expected-Last-Subject-Sequence": str(tail), "Runfold-Commit": "5"}
+    await ask(server.url, f"runfold.journal.0.{chain.run_id}", last.raw, headers)
+    log = await Log.resumed(direct, chain.run_id, by="w")
+    assert (log.fold.n, log.fold.head) == (5, record_hash(last.raw))
+
+
 async def test_a_purged_run_resumes_with_its_tombstone(direct: JetStreamStore) -> None:
     chain = journal_of(5)
     chain.completed()
@@ -146,16 +268,57 @@ async def test_notices_and_previews_reach_who_listens(direct: JetStreamStore) ->
 
 
 async def test_a_follower_hears_of_appends_to_its_run_only(direct: JetStreamStore) -> None:
-    heard: list[int] = []
+    heard: list[str | None] = []
     chain = journal_of(3)
-    async with direct.appended(chain.run_id, lambda: heard.append(1)):
+    async with direct.appended(chain.run_id, heard.append):
         await fill(direct, journal_of(2, "another"))
         await fill(direct, chain)
         await eventually(lambda: len(heard) == 3)
+    assert heard == [entry.status for entry in (await direct.load(chain.run_id)).entries]
     answer = await direct.append(
         chain.run_id, chain.step_started("x"), expected=(await direct.load(chain.run_id)).tail
     )
     assert isinstance(answer, Appended) and len(heard) == 3
+
+
+async def test_who_waits_reads_once_a_run_may_have_stopped_not_at_each_of_its_records(
+    direct: JetStreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of ten steps has over twenty records: as many reads for each client that waits."""
+    monkeypatch.setattr(following, "POLL_S", 60.0)
+    read, refresh = Log.read, Log.refresh
+    first, reads = asyncio.Event(), 0
+
+    async def noted(*args: Any, **options: Any) -> Log:
+        log = await read(*args, **options)
+        first.set()
+        return log
+
+    async def counted(log: Log) -> None:
+        nonlocal reads
+        reads += 1
+        await refresh(log)
+
+    monkeypatch.setattr(Log, "read", noted)
+    monkeypatch.setattr(Log, "refresh", counted)
+    heard: list[str | None] = []
+    chain = journal_of(21)
+    tail = await fill(direct, journal_of(1))
+    fleet = Fleet(direct)
+    async with direct.appended(chain.run_id, heard.append), asyncio.TaskGroup() as group:
+        waiting = group.create_task(fleet.wait(chain.run_id, timeout_s=60))
+        await first.wait()
+        for entry in chain.entries[1:]:
+            answer = await direct.append(chain.run_id, entry, expected=tail)
+            assert isinstance(answer, Appended)
+            tail = answer.tail
+        await eventually(lambda: len(heard) == 20)
+        assert reads == 1, "but the first one"
+        assert isinstance(
+            await direct.append(chain.run_id, chain.completed(), expected=tail), Appended
+        )
+    assert waiting.result().status == "completed"
+    assert reads > 1
 
 
 async def test_all_workers_report_also_one_that_is_broken(direct: JetStreamStore) -> None:

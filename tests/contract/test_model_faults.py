@@ -59,6 +59,12 @@ class Told(Policy):
         return self.handings.pop(0) if self.handings else "once"
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What befalls one message is looked at here: no append is more than one."""
+    monkeypatch.setenv("RUNFOLD_GROUP_COMMIT", "off")
+
+
 @pytest.fixture
 def simulated(model: ModelProcess) -> ModelServer:
     model.model.provision()

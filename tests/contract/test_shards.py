@@ -9,12 +9,13 @@ import pytest
 from kit.backends import REAL_ONLY
 from kit.raw_client import ask
 from kit.records import Chain, fill, journal_of, raws
-from kit.servers import NatsServer
+from kit.servers import Cluster, NatsServer
 
 from journal.errors import NotProvisioned, ShardsFixed
 from journal.ids import RunId
-from journal.shards import shard_of, shards_metadata
+from journal.shards import shard_of, shards_for, shards_metadata
 from journal.stores import provision as provision_module
+from journal.stores import stream_lookup
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.jetstream_headers import EXPECTED
 from journal.stores.jetstream_streams import stream_config
@@ -210,3 +211,25 @@ async def test_doctor_judges_all_of_them(server: NatsServer) -> None:
     found = await inspect(server.url)
     assert found.level == "degraded"
     assert any(finding.what.startswith("RUNFOLD_JOURNAL_1: ") for finding in found.findings)
+
+
+async def test_init_picks_more_streams_where_a_record_has_one_replica(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests run over one stream (conftest.py); here `init` picks."""
+    monkeypatch.setattr(provision_module, "shards_to_make", stream_lookup.shards_to_make)
+    assert (await provision(server.url)).shards == shards_for(1) == 4
+    assert (await provision(server.url, replicas=1)).shards == 4
+    assert (await provision(server.url, namespace="asked", shards=1)).shards == 1
+    assert (await provision(server.url, namespace="asked")).shards == 1, "it keeps what there is"
+
+
+@pytest.mark.cluster
+async def test_init_picks_one_stream_on_a_cluster(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision_module, "shards_to_make", stream_lookup.shards_to_make)
+    made = await provision(cluster.urls[0], namespace=namespace)
+    assert (made.replicas, made.shards) == (3, shards_for(3)) == (3, 1)
+    alone = await provision(cluster.urls[1], namespace=f"{namespace}-r1", replicas=1)
+    assert (alone.replicas, alone.shards) == (1, 4)

@@ -50,7 +50,7 @@ async def read_and_checked(feed: Feed) -> str:
         feed.check()
     except RunfoldError as error:
         return error.code
-    return str(len(feed.raws))
+    return str(feed.last)
 
 
 async def test_a_read_that_failed_for_another_follower_is_no_read_of_mine() -> None:

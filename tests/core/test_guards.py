@@ -325,6 +325,33 @@ async def test_a_fenced_holder_tells_what_its_own_write_returned(clock: Clock):
     assert (await folded(store)).steps["0/0"].late[3].payload["result"] == "sent"
 
 
+async def test_a_lost_run_is_held_until_what_its_write_came_to_is_told(clock: Clock):
+    """A retry that a person has permitted waits for a "no": said before the late result stands in
+    the journal, that would be made beside a write that did happen."""
+    asked: list[tuple[str, bool]] = []
+
+    async def act(_: ToolCall) -> str:
+        await write_as_other(store, claimed("w2"))
+        return "sent"
+
+    async def handler(ctx: Context) -> Next:
+        await ctx.tool(Call(name="send", input=None, fn=act, replay=UNSAFE))
+        return Complete("done")
+
+    held, store, _ = await held_of(agent_of(handler), clock)
+    held._ack_wait_s = 60
+    append = store.append
+
+    async def asked_meanwhile(run_id: RunId, entry: Any, *, expected: int) -> Any:
+        asked.append((entry.type, held.holds(run_id, held.claim)))
+        return await append(run_id, entry, expected=expected)
+
+    store.append = asked_meanwhile
+    await held.work()
+    assert asked[-1] == ("signal", True)
+    assert not held.holds(RUN, held.claim)
+
+
 # ---- journal ------------------------------------------------------------------------------------
 
 

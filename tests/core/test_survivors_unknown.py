@@ -26,13 +26,14 @@ from kit.build import (
     write_as_other,
 )
 
+from journal.calling import complete_step
 from journal.claims import Answer
 from journal.errors import Fenced
 from journal.fold import Fold
 from journal.handle import Journal
 from journal.limits import PROBE_RETRIES_MAX
 from journal.records import StepCompleted, StepStarted
-from journal.stepping import Draining, RetryLater, complete_step, do_step, start_step
+from journal.stepping import Draining, RetryLater, do_step, start_step
 from journal.steps import Ask, DidNotHappen, Happened, Probed, make_call
 from journal.unknown import Superseded, Ways, doubt, settle, wait_over
 

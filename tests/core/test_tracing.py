@@ -21,6 +21,7 @@ import runfold.tracing
 from journal import tracing
 from journal.codec import Entry
 from journal.doors import signal, start, state, submit, withdraw
+from journal.early import NotDue
 from journal.errors import BadPayload, NotEncodable, RunfoldError, StepFailed, TooLarge, ToolError
 from journal.fold import Fold
 from journal.handle import Journal
@@ -29,7 +30,7 @@ from journal.limits import RECORD_BYTES_MAX
 from journal.log import Log
 from journal.messages import JSON
 from journal.observing import Trace
-from journal.records import Claim, Interrupted, StepCompleted, StepError
+from journal.records import Claim, Interrupted, StepCompleted, StepError, StepStarted
 from journal.spans import parsed
 from journal.store import AppendAnswer, Appended, Loaded
 from journal.stores.file import FileStore
@@ -513,7 +514,8 @@ async def test_what_is_no_traceparent_is_as_if_it_were_not_there(text: str) -> N
 # ---- calls --------------------------------------------------------------------------------------
 
 
-async def test_what_a_tool_traces_itself_hangs_below_its_step_also_in_a_thread() -> None:
+@pytest.mark.parametrize("store", [MemoryStore, Headers], ids=["lock", "claim"])
+async def test_what_a_tool_traces_itself_hangs_below_its_step_also_in_a_thread(store: Any) -> None:
     seen: dict[str, str] = {}
 
     def here() -> str:
@@ -530,11 +532,31 @@ async def test_what_a_tool_traces_itself_hangs_below_its_step_also_in_a_thread()
         return "computed"
 
     script = ScriptedModel(call("fetch"), call("compute"), say("Done."))
-    store = MemoryStore()
-    spans = watched(store)
-    await run(store, Agent("desk", model=script, tools=[fetch, compute]), RUN, "hello")
+    opened = store()
+    spans = watched(opened)
+    await run(opened, Agent("desk", model=script, tools=[fetch, compute]), RUN, "hello")
     assert seen == {name: spans.one(f"tool {name}").id for name in seen} and len(seen) == 2
+    starts = [r.n for r in (await opened.load(RUN)).records if isinstance(r, StepStarted)]
+    assert [one.attributes["runfold.start"] for one in spans.steps()] == starts
+    assert opened.observer.open_spans == 0
     assert not otel.get_current_span().get_span_context().is_valid
+
+
+async def test_a_read_whose_start_was_not_due_leaves_no_span_open() -> None:
+    store = Headers()
+    spans = watched(store)
+    observer = store.observer
+    log = await held(store)
+    begun = start_of("0/0", unsafe=False)
+    early = replace(begun, claim=log.claim)
+    calling = observer.calling(log.run_id, early)
+    calling.__enter__()
+    assert otel.get_current_span().get_span_context().is_valid
+    assert not calling.__exit__(NotDue, NotDue(), None)
+    assert observer.open_spans == 1
+    await log.append(lambda fold: begun)  # it was due after all: another span
+    observer.let_go(log.run_id, log.claim)
+    assert [one.attributes["error.type"] for one in spans.steps()] == ["NotDue", "cut_off"]
 
 
 async def test_nothing_that_was_said_or_went_wrong_is_in_a_span() -> None:

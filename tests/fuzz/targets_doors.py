@@ -14,7 +14,7 @@ import msgspec
 from fuzz.at_once import at_once
 from fuzz.draw import Draw, forged
 from fuzz.honest import MARKER, PAY, journals
-from kit.build import AGENT, RUN
+from kit.build import AGENT, RUN, BridgedStore
 
 from bridge.app import App
 from bridge.auth import NoAuth
@@ -22,6 +22,7 @@ from bridge.call import converted
 from bridge.desk import Desk, Health
 from bridge.metrics import Metrics
 from bridge.operation import Operation
+from bridge.pages import Pages
 from bridge.service import operations
 from journal import ids
 from journal.audit import audit
@@ -209,9 +210,9 @@ async def _said(store: MemoryStore, draw: Draw) -> None:
             await signal(store, RUN, name, given, request_id=request, by="fuzz", worker=worker)
 
 
-def _filled(draw: Draw) -> MemoryStore:
+def _filled(draw: Draw) -> BridgedStore:
     """A store with the beginning of an honest journal, or nothing."""
-    store = MemoryStore()
+    store = BridgedStore()
     entries = draw.pick(journals())
     entries = entries[: len(entries) - draw.below(len(entries) + 1)]
     store._journals[RUN] = {n: entry.raw for n, entry in enumerate(entries, 1)}
@@ -277,14 +278,15 @@ def http(data: bytes) -> None:
 @functools.cache
 def _bridge() -> tuple[Desk, App, tuple[Operation, ...]]:
     """An application, and those of its operations that need no server."""
-    desk = Desk(MemoryStore(), NoAuth(), Metrics(), *[lambda: Health(ok=True)] * 2)  # type: ignore[arg-type]
+    desk = Desk(BridgedStore(), NoAuth(), Metrics(), *[lambda: Health(ok=True)] * 2)  # type: ignore[arg-type]
     known = [one for one in _table() if one.path.startswith(("/runs/{", "/decisions"))]
     return desk, App(desk, known), tuple(known)
 
 
 async def _requested(draw: Draw) -> None:
     desk, app, known = _bridge()
-    desk.store = _filled(draw)  # type: ignore[assignment]
+    desk.store = store = _filled(draw)  # type: ignore[assignment]
+    desk.pages = Pages(store)  # type: ignore[arg-type]
     operation = draw.pick(known)
     parts: list[bytes] = []
     for part in operation.path.encode().split(b"/"):

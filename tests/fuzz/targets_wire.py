@@ -28,6 +28,8 @@ from journal.stores.jetstream_headers import HeaderCheck, commit_of, status_of
 from journal.stores.jetstream_read import _headers, api_answer, raise_if_gone
 from journal.stores.nats_client import Client
 from journal.stores.nats_errors import denied_subject
+from journal.stores.nats_feed import Feed
+from journal.stores.nats_headers import parsed
 from journal.stores.nats_waiting import Incoming, Reply
 from journal.stores.rejected import _read as read_refusal
 from journal.stores.stream_api import _consumer, _stream
@@ -143,9 +145,9 @@ def protocol(data: bytes) -> None:
 
 async def _parsed(draw: Draw) -> None:
     """A message as a server passes it on, with whatever a stranger put into it, and then another:
-    what reads the connection must still be there."""
+    what reads the connection must still be there, be it ours or nats-py's."""
     client = Client()
-    taken: list[tuple[bytes, bytes, bytes, dict[str, str]]] = []
+    taken: list[tuple[bytes, bytes, bytes, bytes]] = []
     client._takers[1] = lambda *message: taken.append(message)
     client._subs[2] = Subscription(client, 2, subject="a")
 
@@ -154,16 +156,24 @@ async def _parsed(draw: Draw) -> None:
 
     client._error_cb = on_error
     parser = Parser(client)
+    client._ps, client._status = parser, Client.CONNECTED
+    reader = asyncio.StreamReader()
+    feed = Feed(client, reader, client._takers)
     subject = re.sub(rb"[ \t\r\n]", b"", draw.take(8)) or b"a"
     sid = draw.pick([b"1", b"2"])
     line = draw.pick([b"NATS/1.0", b"NATS/1.0 503", b"NATS/1.0 100 Idle Heartbeat", b""])
     head = line + draw.pick([b"\r\n", b""]) + draw.take(draw.below(64)) + b"\r\n\r\n"
     payload = draw.rest()
     sizes = b"%d %d" % (len(head), len(head) + len(payload))
-    await parser.parse(b"HMSG %b %b %b\r\n%b%b\r\n" % (subject, sid, sizes, head, payload))
-    await parser.parse(b"MSG b 1 2\r\nok\r\n")
+    stream = b"HMSG %b %b %b\r\n%b%b\r\n" % (subject, sid, sizes, head, payload)
+    ours, cut = bool(draw.below(2)), draw.below(len(stream))
+    for part in (stream[:cut], stream[cut:], b"MSG b 1 2\r\nok\r\n"):
+        if ours:
+            feed(part)
+        await parser.parse(await reader.read(len(reader._buffer)) if ours else part)
     *before, (_, _, last, _) = taken
     assert last == b"ok" and len(before) == (sid == b"1")
-    for _, _, data, found in before:
-        assert data == payload
+    for _, _, data, block in before:
+        assert data == payload and block == head
+        found = parsed(block)
         assert all(isinstance(part, str) for pair in found.items() for part in pair)

@@ -33,6 +33,7 @@ from journal.records import (
     Record,
     Release,
     RunCompleted,
+    RunPurged,
     RunStarted,
     Signal,
     StepCompleted,
@@ -397,6 +398,14 @@ class FaultyStore(MemoryStore):
             _, run_id, entry, expected = self._late
             self._late = None
             await super().append(run_id, entry, expected=expected)
+
+
+class BridgedStore(MemoryStore):
+    """A MemoryStore with what pages of a bridge ask besides, as JetStreamStore answers it."""
+
+    async def has_tombstone(self, run_id: RunId) -> bool:
+        records = (await self.load(run_id)).records
+        return bool(records) and isinstance(records[-1], RunPurged)
 
 
 class PlainView(MemoryStore):

@@ -195,7 +195,7 @@ def install(made: Worker, seam: Seam) -> None:
     store: Any = made._store  # pyright: ignore[reportPrivateUsage]
     tasks: Any = store.tasks
     append, load, ack = store.append, store.load, tasks.ack
-    look, sweep = Dispatcher.look, journal.sweep.sweep
+    look, sweep = Dispatcher.look, journal.sweep.sweep_shard
 
     async def appended(run_id: RunId, entry: Entry, *, expected: int) -> AppendAnswer:
         seam.reach(f"before {place_of(entry.record)}")
@@ -231,7 +231,7 @@ def install(made: Worker, seam: Seam) -> None:
 
     store.append, store.load, tasks.ack = appended, loaded, acked
     Dispatcher.look = looked  # type: ignore[method-assign]
-    journal.sweep.sweep = swept  # type: ignore[assignment]
+    journal.sweep.sweep_shard = swept  # type: ignore[assignment]
 
 
 async def work(

@@ -18,6 +18,9 @@ class Mutant(NamedTuple):
 
 
 ANSWERS = "tests/contract/test_jetstream_answers.py::"
+SEALING = "tests/core/test_sealing.py::"
+EARLY = "tests/core/test_early_reads.py::"
+EARLY_REVIEW = "tests/core/test_early_reads_review.py::"
 DAMAGED_FILES = "tests/cases/test_damaged_files.py::"
 STORE_CONFORMANCE = "tests/contract/test_store_conformance.py::"
 ATTEMPTS = "tests/core/test_attempts.py::"
@@ -27,10 +30,13 @@ COUNTING = "tests/core/test_counting.py::"
 FINDINGS = "tests/core/test_findings.py::"
 FLEET_FINDINGS = "tests/core/test_fleet_findings.py::"
 FOLD = "tests/core/test_fold.py::"
+GROUP_COMMIT = "tests/contract/test_group_commit.py::"
+GROUPING = "tests/core/test_grouping.py::"
 GUARDS = "tests/core/test_guards.py::"
 HANDLE = "tests/core/test_handle.py::"
 IDS = "tests/core/test_ids.py::"
 INPUTS = "tests/core/test_inputs.py::"
+LONG_TURNS = "tests/core/test_long_turns.py::"
 LOOP = "tests/core/test_loop.py::"
 LOOP_INPUTS = "tests/core/test_loop_inputs.py::"
 ORDER = "tests/core/test_order.py::"
@@ -50,26 +56,33 @@ TURNS = "tests/core/test_turns.py::"
 TURNS_ATTEMPTS = "tests/core/test_turns_attempts.py::"
 VALUES = "tests/core/test_values.py::"
 RETENTION = "tests/core/test_retention.py::"
+HINTS = "tests/contract/test_jetstream_hints.py::"
+PAGED = "tests/core/test_paged_reading.py::"
 PURGING = "tests/core/test_purging.py::"
 PURGE_STORES = "tests/contract/test_purging.py::"
 PURGE_REVIEW = "tests/core/test_review_retention.py::"
 SHARDS = "tests/contract/test_shards.py::"
 WAITS = "tests/core/test_waits.py::"
+SWEEP_BOOK = "tests/core/test_sweep_book.py::"
+SWEEP_SHARDS = "tests/contract/test_sweep_shards.py::"
+RUN_INDEX = "tests/contract/test_run_index.py::"
 CONNECTION = "tests/contract/test_jetstream_connection.py::"
+NATS_FEED = "tests/core/test_nats_feed.py::"
 NATS_CONFIG = "tests/real/test_nats_config.py::"
+PEERS = "tests/core/test_peers.py::"
+ADOPTING = "tests/contract/test_adopting.py::"
+TAKEOVER = "tests/simulation/test_takeover.py::"
 FSYNC_ORDER = "tests/real/test_fsync_order.py::"
 TWO_AT_ONCE = "tests/real/test_two_at_once.py::"
 
 START_THEN_CALL = """\
-            start = await _start(journal, call, decision, earlier_over, ways)
-            return None if start is None else await _call(journal, start, perform)
+                start = await _start(journal, due, body, ways)
+                return None if start is None else await call_it(journal, start, perform)
 """
 CALL_THEN_START = """\
-            replay = "unsafe" if decision.unsafe else "safe"
-            early = await perform(StepStarted(step=call.step, kind=call.kind, tool=call.tool,
-                input=call.input, digest=call.digest, replay=replay, key=decision.key))
-            start = await _start(journal, call, decision, earlier_over, ways)
-            return None if start is None else await _complete(journal, early)
+                early = await perform(body)
+                start = await _start(journal, due, body, ways)
+                return None if start is None else await complete(journal, early)
 """
 
 CANCEL_SETTLED = """\
@@ -102,6 +115,168 @@ MUTANTS = [
         START_THEN_CALL,
         CALL_THEN_START,
         LOOP + "test_a_crash_at_any_append_changes_no_answer_and_repeats_no_write",
+    ),
+    Mutant(
+        "early-group",
+        "a read whose start travels runs beside no write",
+        "journal/handle.py",
+        " and only_reads(self.fold, jobs)\n",
+        "\n",
+        EARLY + "test_beside_a_write_a_read_waits_for_its_start_too",
+    ),
+    Mutant(
+        "early-no-read",
+        "only what was declared a read runs while its start travels",
+        "journal/grouped.py",
+        " for call, _, _ in jobs if call.read]",
+        " for call, _, _ in jobs]",
+        EARLY + "test_what_is_no_read_waits_for_its_start",
+    ),
+    Mutant(
+        "early-unsafe",
+        "a read that the gate calls a write waits for its start",
+        "journal/steps.py",
+        "read=read and not unsafe,",
+        "read=read,",
+        EARLY + "test_what_is_no_read_waits_for_its_start",
+    ),
+    Mutant(
+        "early-known-write",
+        "a read that the journal knows as a write is none",
+        "journal/grouped.py",
+        " and not any(state and state.unsafe for state in states)",
+        "",
+        EARLY + "test_a_read_that_the_journal_knows_as_a_write_is_none_in_a_group",
+    ),
+    Mutant(
+        "early-stopped",
+        "a handle that writes nothing any more calls no read",
+        "journal/handle.py",
+        " and not self._stopped and only_reads",
+        " and only_reads",
+        EARLY + "test_a_start_that_stays_unknown_ends_the_handle_and_the_call",
+    ),
+    Mutant(
+        "early-result",
+        "what a read came to waits for its start",
+        "journal/early.py",
+        "_check_due(await self._sending)",
+        "pass",
+        EARLY + "test_a_read_whose_run_is_cancelled_as_its_start_travels_comes_to_nothing",
+    ),
+    Mutant(
+        "early-not-due",
+        "a read whose start is not due comes to nothing",
+        "journal/early.py",
+        "    if start is None:\n",
+        "    if False:\n",
+        EARLY + "test_a_read_whose_run_is_cancelled_as_its_start_travels_comes_to_nothing",
+    ),
+    Mutant(
+        "early-cut-off",
+        "a read whose start fails is cut off",
+        "journal/early.py",
+        "if self._calling and not stands:",
+        "if False:",
+        EARLY + "test_a_read_whose_start_is_fenced_comes_to_nothing",
+    ),
+    Mutant(
+        "early-own-cancel",
+        "our own cutting off of a read cancels nothing else",
+        "journal/early.py",
+        "self._task.uncancel() > cancelled_before:",
+        "False:",
+        EARLY + "test_a_read_whose_start_is_fenced_comes_to_nothing",
+    ),
+    Mutant(
+        "early-others-cancel",
+        "a turn that is cancelled while a start fails stays cancelled",
+        "journal/early.py",
+        "self._task.uncancel() > cancelled_before:",
+        "self._task.uncancel() < 0:",
+        EARLY + "test_a_turn_that_is_cancelled_while_its_start_fails_stays_cancelled",
+    ),
+    Mutant(
+        "early-left-append",
+        "a cancelled turn ends the append of a read's start, too",
+        "journal/early.py",
+        "await ended([self._sending])",
+        "pass",
+        EARLY + "test_a_cancelled_turn_ends_the_call_and_the_append_of_its_start",
+    ),
+    Mutant(
+        "early-progress",
+        "what a read reports comes after its start",
+        "journal/handle.py",
+        "await asyncio.wait([starting])",
+        "pass",
+        EARLY + "test_what_a_read_reports_comes_after_its_start",
+    ),
+    Mutant(
+        "not-called-held",
+        "while it is recorded that a write was not called the run is not given up",
+        "journal/stepping.py",
+        """\
+            except NotCalled as never:  # cut off now, it would be unknown
+                return await _not_called(journal, call, never)
+""",
+        """\
+            finally:
+                pass
+    except NotCalled as never:
+        return await _not_called(journal, call, never)
+""",
+        EARLY_REVIEW
+        + "test_while_it_is_recorded_that_a_write_was_not_called_the_run_is_not_given_up",
+    ),
+    Mutant(
+        "early-honoured-write",
+        "a read that is a write of an earlier attempt waits for its start",
+        "journal/stepping.py",
+        "    if journal.early and not decision.unsafe:\n",
+        "    if journal.early:\n",
+        EARLY_REVIEW + "test_a_read_that_is_a_write_of_an_earlier_attempt_waits_for_its_start",
+    ),
+    Mutant(
+        "early-refused-report",
+        "what a read reports whose start is refused is recorded nowhere",
+        "journal/handle.py",
+        "            if starting.cancelled():\n",
+        "            if False:\n",
+        EARLY_REVIEW + "test_nothing_that_a_call_of_a_refused_start_reports_is_recorded",
+    ),
+    Mutant(
+        "early-report-let-go",
+        "a read waits for no report of a start that was refused",
+        "journal/calling.py",
+        "stands.cancel()  # what this call reports counts for nothing",
+        "pass",
+        EARLY_REVIEW + "test_a_call_that_waits_for_its_own_report_as_it_is_cut_off_ends",
+    ),
+    Mutant(
+        "early-panic",
+        "whatever ends a read, nothing of its start goes on",
+        "journal/early.py",
+        "        except BaseException as raised:\n",
+        "        except asyncio.CancelledError as raised:\n",
+        EARLY_REVIEW
+        + "test_a_read_that_ends_as_no_exception_leaves_no_append_and_no_cancellation_behind",
+    ),
+    Mutant(
+        "unreadable-sent",
+        "a record that no reader would take is never sent",
+        "journal/sealing.py",
+        "    if why:\n",
+        "    if False:\n",
+        SEALING + "test_a_record_that_no_reader_would_take_is_never_sent",
+    ),
+    Mutant(
+        "unreadable-id",
+        "a record under an id that is none is never sent",
+        "journal/codec.py",
+        'return "" if _ID.fullmatch(id) else "it has no writer id"',
+        'return ""',
+        SEALING + "test_a_record_under_an_id_that_is_none_is_never_sent",
     ),
     Mutant(
         "no-torn-tail-cut",
@@ -291,7 +466,7 @@ MUTANTS = [
     Mutant(
         "not-recordable-unknown",
         "a write that returned what can't be recorded did happen",
-        "journal/stepping.py",
+        "journal/calling.py",
         'if start.replay == "unsafe":\n        problem',
         "if False:\n        problem",
         HANDLE + "test_a_write_whose_result_cannot_be_recorded_did_happen_and_never_runs_again",
@@ -456,6 +631,110 @@ MUTANTS = [
         'case [*_, "no"] | [*_, "nobody", "nobody"]:\n            return Take("adopted", lost)',
         'case [*_, "no"] | [*_, "nobody"]:\n            return Take("adopted", lost)',
         CLAIMS + "test_what_a_worker_does_about_a_task_of_a_run_that_somebody_holds",
+    ),
+    Mutant(
+        "holder-unwatched",
+        "who holds a run when a worker starts is watched, also before it says hello",
+        "worker/peers.py",
+        "self._peers.assume(worker)",
+        "pass",
+        ADOPTING + "test_who_holds_a_run_at_the_start_is_watched_also_if_it_never_says_hello",
+    ),
+    Mutant(
+        "late-untold",
+        "a lost run is held until what its write came to is told",
+        "worker/held.py",
+        "untold = self.journal.late is not None and not self._over",
+        "untold = False",
+        GUARDS + "test_a_lost_run_is_held_until_what_its_write_came_to_is_told",
+    ),
+    Mutant(
+        "silent-peer-gone",
+        "a peer that is silent is not gone",
+        "worker/peers.py",
+        "except (RunfoldError, TimeoutError):\n            return False",
+        "except (RunfoldError, TimeoutError):\n            return True",
+        TAKEOVER + "test_a_worker_that_stands_still_is_silent_and_left_to_the_ack_wait",
+    ),
+    Mutant(
+        "back-forgotten",
+        "a peer that came back is not forgotten",
+        "worker/peers.py",
+        "if await self._is_gone(peer):",
+        "if True:",
+        TAKEOVER + "test_a_worker_that_came_back_is_watched_as_before",
+    ),
+    Mutant(
+        "suspects-after-outage",
+        "who was cut off himself suspects nobody for a while",
+        "worker/peers.py",
+        "trusting_until = loop.time() + PEER_TRUST_S",
+        "trusting_until = 0.0",
+        TAKEOVER + "test_nobody_is_suspected_after_the_server_went_away_for_everybody",
+    ),
+    Mutant(
+        "any-holder-woken",
+        "a look wakes runs of a worker that is gone, and no others",
+        "journal/adopting.py",
+        "return worker in self._gone",
+        "return True",
+        ADOPTING + "test_a_look_wakes_the_runs_of_who_is_gone_and_no_others",
+    ),
+    Mutant(
+        "silent-holder-woken",
+        "nor does a look at the start wake those of a silent one",
+        "journal/adopting.py",
+        'await self._store.ask(worker, RunId(""), 0) == "nobody"',
+        'await self._store.ask(worker, RunId(""), 0) != "no"',
+        ADOPTING + "test_at_the_start_each_holder_is_asked_itself",
+    ),
+    Mutant(
+        "woken-again",
+        "a run with a task that waits for a worker gets no other one",
+        "journal/adopting.py",
+        "if newest > one.last:",
+        "if False:",
+        ADOPTING + "test_a_look_wakes_the_runs_of_who_is_gone_and_no_others",
+    ),
+    Mutant(
+        "unheld-at-once",
+        "a run whose task somebody may follow is woken only if it stood so a grace ago",
+        "journal/adopting.py",
+        "if newest > task and self._before.get(one.run_id) != fold.n:",
+        "if False:",
+        ADOPTING + "test_a_run_that_nobody_holds_is_woken_if_it_is_so_twice",
+    ),
+    Mutant(
+        "write-hurried",
+        "a run with a write under way is left to the ack wait",
+        "journal/peers.py",
+        "not claim.remote and not fold.unknown() and",
+        "not claim.remote and",
+        PEERS + "test_a_run_is_hurried_unless_waiting_is_better",
+    ),
+    Mutant(
+        "http-hurried",
+        "a run worked over HTTP is left to the ack wait",
+        "journal/peers.py",
+        "not claim.remote and not fold.unknown() and",
+        "not fold.unknown() and",
+        PEERS + "test_a_run_is_hurried_unless_waiting_is_better",
+    ),
+    Mutant(
+        "poison-hurried",
+        "a run that loses worker after worker is left to the ack wait",
+        "journal/peers.py",
+        "and fold.restarts < HURRIED_RESTARTS",
+        "and True",
+        PEERS + "test_a_run_that_kills_its_workers_does_not_go_round_the_fleet_in_seconds",
+    ),
+    Mutant(
+        "any-hello",
+        "what is kept of hellos is bounded",
+        "journal/peers.py",
+        "full = len(self._known) >= PEERS_MAX",
+        "full = False",
+        PEERS + "test_what_is_kept_of_hellos_is_bounded",
     ),
     Mutant(
         "old-answers",
@@ -883,8 +1162,8 @@ MUTANTS = [
     Mutant(
         "trimmed-since",
         "who read a file before it was trimmed is shown its tombstone",
-        "journal/stores/file.py",
-        "if after and file_purge.trimmed_since(file.fileno(), after):",
+        "journal/stores/file_read.py",
+        "if after and trimmed_since(fd, after):",
         "if False:",
         PURGE_STORES + "test_whoever_read_a_run_before_its_purge_finds_it_purged_and_not_damaged",
     ),
@@ -1011,10 +1290,18 @@ MUTANTS = [
         GUARDS + "test_an_input_is_not_placed_before_a_model_call_that_was_made_without_it",
     ),
     Mutant(
+        "furthest-call-forgotten",
+        "a new call in front of a recorded one is found, however many were recorded since",
+        "journal/positions.py",
+        "self._place = max(self._place, int(place))",
+        "self._place = self._place",
+        LONG_TURNS + "test_what_stands_behind_a_position_is_found_whatever_was_recorded_since",
+    ),
+    Mutant(
         "placed-behind-turn",
         "an input is not placed before a call of the turn that was made without it",
         "journal/positions.py",
-        "if fold.cancel is not None or later(fold, iteration, position + 1):",
+        "if fold.cancel is not None or not furthest.before(fold, iteration, position + 1):",
         "if fold.cancel is not None:",
         LOOP_INPUTS + "test_a_handler_places_the_mode_it_asks_for_in_order_and_sees_it_again",
     ),
@@ -1244,7 +1531,7 @@ MUTANTS = [
     Mutant(
         "late-unsaid",
         "a fenced holder keeps what its write returned, to tell it",
-        "journal/stepping.py",
+        "journal/calling.py",
         "journal.late = (start, body.result)  # its",
         "_ = (start, body.result)  # its",
         GUARDS + "test_a_fenced_holder_tells_what_its_own_write_returned",
@@ -1711,6 +1998,15 @@ MUTANTS = [
         GUARDS + "test_a_delivery_is_touched_for_half_the_ack_wait_and_again_once_it_is_renewed",
     ),
     Mutant(
+        "pulls-while-dead",
+        "the pulls of a worker that stands still lapse before its tasks come again",
+        "journal/stores/tasks_pull.py",
+        "return min(PULL_S, ack_wait_s / 3)",
+        "return PULL_S",
+        "tests/real/test_fleet_zombie.py::"
+        "test_a_task_comes_again_to_a_worker_that_lives_not_to_the_zombies_own_pull",
+    ),
+    Mutant(
         "left-settles",
         "a message that was left or settled is never touched again",
         "journal/lease.py",
@@ -1794,7 +2090,7 @@ MUTANTS = [
     Mutant(
         "read-happened",
         "of a read that returned what can't be recorded nothing is recorded",
-        "journal/stepping.py",
+        "journal/calling.py",
         'if start.replay == "unsafe":\n        problem',
         "if True:\n        problem",
         HANDLE + "test_a_read_whose_result_cannot_be_recorded_fails_at_once_and_runs_again_later",
@@ -1814,6 +2110,104 @@ MUTANTS = [
         "if ack.seq <= expected:",
         "if False:",
         ANSWERS + "test_an_answer_that_is_no_ack_of_this_append_is_unknown",
+    ),
+    Mutant(
+        "batch-unexpected",
+        "each record of a batch names the sequence it follows",
+        "journal/stores/jetstream_lane.py",
+        "{**record.headers, BATCH_ID: batch",
+        "{BATCH_ID: batch",
+        GROUP_COMMIT + "test_only_the_loser_of_a_refused_batch_loses",
+    ),
+    Mutant(
+        "batch-one-sequence",
+        "each record of a batch has its own sequence",
+        "journal/stores/jetstream_answers.py",
+        "return [Appended(first + place) for place in range(count)]",
+        "return [Appended(ack.seq) for place in range(count)]",
+        GROUP_COMMIT + "test_each_record_of_a_batch_has_its_own_sequence",
+    ),
+    Mutant(
+        "batch-count",
+        "an acknowledgement of another number of records than the batch has is none",
+        "journal/stores/jetstream_answers.py",
+        "if ack.count != count or any(",
+        "if any(",
+        GROUP_COMMIT + "test_an_acknowledgement_of_another_count_is_unknown",
+    ),
+    Mutant(
+        "batch-of-nothing",
+        "an acknowledgement of sequences not above the expected ones is none",
+        "journal/stores/jetstream_answers.py",
+        "any(first + place <= one for place, one in enumerate(expected))",
+        "False",
+        ANSWERS + "test_a_batch_is_stored_only_behind_what_each_of_its_records_expects",
+    ),
+    Mutant(
+        "batch-fault",
+        "a refused batch says of none of its records why: each is appended alone",
+        "journal/stores/jetstream_answers.py",
+        "        return [None] * count\n",
+        "        return [_refused(ack.error, stream)] * count\n",
+        GROUP_COMMIT + "test_only_the_loser_of_a_refused_batch_loses",
+    ),
+    Mutant(
+        "batch-silence",
+        "a batch without an answer is unknown to each of its records",
+        "journal/stores/jetstream_lane.py",
+        "            return [Unknown(reply.cause)] * len(records)\n",
+        "            return [None] * len(records)\n",
+        GROUP_COMMIT + "test_a_lost_ack_of_a_batch_is_unknown_to_each_and_each_is_there_once",
+    ),
+    Mutant(
+        "batch-two-of-a-run",
+        "a batch has at most one record of a run",
+        "journal/grouping.py",
+        "            if append.run in runs:\n                continue\n",
+        "",
+        GROUPING + "test_whatever_happens_each_append_is_in_one_place_and_gets_one_answer",
+    ),
+    Mutant(
+        "batch-apart",
+        "a run that lost goes alone the next time: it would have batch after batch refused",
+        "journal/stores/jetstream_lane.py",
+        "self._apart.add(record.subject)",
+        "pass",
+        "tests/contract/test_group_commit_review.py::"
+        "test_a_run_that_lost_goes_alone_until_it_is_stored_again",
+    ),
+    Mutant(
+        "batch-blame",
+        "what is raised over one record of a batch is raised to no other",
+        "journal/stores/jetstream_lane.py",
+        "        except Exception:  # it may be the fault of one: alone, each meets its own\n",
+        "        except ZeroDivisionError:\n",
+        "tests/contract/test_group_commit_review.py::"
+        "test_a_run_that_may_not_be_written_costs_no_other_its_record",
+    ),
+    Mutant(
+        "batch-stalled",
+        "a stall that spoilt a measurement is forgotten soon",
+        "journal/grouping.py",
+        "now + min(wait_s, TRIAL_MAX_S)",
+        "now + wait_s",
+        "tests/contract/test_group_commit_review.py::test_a_stall_is_forgotten_in_a_minute",
+    ),
+    Mutant(
+        "batch-held",
+        "where nothing is answered for a while, what waits for a batch goes alone",
+        "journal/grouping.py",
+        "stuck = not batch and now >= self._moved_at + self._hold_s",
+        "stuck = False",
+        GROUPING + "test_whatever_happens_each_append_is_in_one_place_and_gets_one_answer",
+    ),
+    Mutant(
+        "batch-too-large",
+        "a record that a batch's headers would make too large goes alone",
+        "journal/stores/jetstream_lane.py",
+        "if grouping is None or size > self._connection.max_payload:",
+        "if grouping is None:",
+        GROUP_COMMIT + "test_a_record_that_a_batch_would_make_too_large_goes_alone",
     ),
     Mutant(
         "passing-is-lost",
@@ -1939,7 +2333,7 @@ MUTANTS = [
     Mutant(
         "second-result",
         "a step has one result: who made the call beside another holder goes on with nothing",
-        "journal/stepping.py",
+        "journal/calling.py",
         "return body if step is not None and step.completed is None else None",
         "return body",
         SURVIVORS + "test_a_result_is_not_recorded_beside_somebody_elses",
@@ -1947,9 +2341,9 @@ MUTANTS = [
     Mutant(
         "torn-line-read",
         "what stands behind the last line's end is no record",
-        "journal/stores/file.py",
-        '*lines, torn = data.split(b"\\n")  #',
-        'lines, torn = data.removesuffix(b"\\n").split(b"\\n"), b""  #',
+        "journal/stores/file_read.py",
+        "return start + found + 1",
+        "return size",
         SURVIVORS_FILE + "test_bytes_behind_the_last_line_are_no_record_and_are_counted",
     ),
     Mutant(
@@ -1971,7 +2365,7 @@ MUTANTS = [
     Mutant(
         "acknowledged-is-gone",
         "a file shorter than what was acknowledged is damage",
-        "journal/stores/file.py",
+        "journal/stores/file_read.py",
         "if size < after:",
         "if False:",
         SURVIVORS_FILE + "test_a_file_shorter_than_what_was_acknowledged_is_damage",
@@ -1979,10 +2373,82 @@ MUTANTS = [
     Mutant(
         "not-a-journal",
         "a file without a line is a torn first record only if it begins as one",
-        "journal/stores/file.py",
-        'if torn[:1] not in (b"{", b"\\0"):',
+        "journal/stores/file_read.py",
+        'if begins not in (b"{", b"\\0"):',
         "if False:",
         DAMAGED_FILES + "test_28_other_files_that_are_no_journal",
+    ),
+    Mutant(
+        "purged-while-read",
+        "a run that is purged while its pages are read is read again, not taken for damaged",
+        "journal/log.py",
+        "if not again and trimmed(self.fold.n, page.entries):",
+        "if False:",
+        PAGED + "test_a_run_that_is_purged_while_it_is_read_is_purged_and_not_damaged",
+    ),
+    Mutant(
+        "hole-taken-for-purged",
+        "what is still missing before a tombstone when it is read again is damage",
+        "journal/log.py",
+        "if not again and trimmed(self.fold.n, page.entries):",
+        "if trimmed(self.fold.n, page.entries):",
+        PAGED + "test_records_that_are_missing_before_a_tombstone_are_damage",
+    ),
+    Mutant(
+        "resume-cut-short",
+        "what a holder resumes with goes to the tail that the leader named",
+        "journal/stores/jetstream_read.py",
+        "if entries[-1].position == last.seq:",
+        "if True:",
+        HINTS + "test_a_run_that_is_purged_while_a_holder_reads_it_is_purged_and_not_damaged",
+    ),
+    Mutant(
+        "resume-with-a-hole",
+        "a holder does not resume over what a purge took between the two ends",
+        "journal/stores/jetstream_read.py",
+        "if after == first.seq and not trimmed(0, entries):",
+        "if after == first.seq:",
+        HINTS + "test_a_run_that_is_purged_while_a_holder_reads_it_is_purged_and_not_damaged",
+    ),
+    Mutant(
+        "shown-under-another-id",
+        "the journal of another run is shown as none",
+        "journal/cursor.py",
+        "            check_run(run, entry.record)\n",
+        "",
+        PAGED + "test_the_journal_of_another_run_is_not_shown",
+    ),
+    Mutant(
+        "shown-as-damaged",
+        "who shows a run that is purged meanwhile says that it was",
+        "journal/cursor.py",
+        "if buried(fold, entry.record):",
+        "if False:",
+        PAGED + "test_who_shows_a_run_that_is_purged_meanwhile_says_so",
+    ),
+    Mutant(
+        "window-slips",
+        "a follower that is behind what a feed keeps is sent what it has not seen",
+        "bridge/feed.py",
+        "return [] if skipped < 0 else [*self._raws][skipped:]",
+        "return [*self._raws][max(skipped, 0) :]",
+        PAGED + "test_who_joins_late_is_sent_each_record_once_though_the_feed_keeps_few",
+    ),
+    Mutant(
+        "pages-of-a-purged-run",
+        "a run with a tombstone has no pages, though records stand before it",
+        "bridge/pages.py",
+        "if await self._store.has_tombstone(run):",
+        "if False:",
+        PAGED + "test_a_run_with_a_tombstone_has_no_pages_though_records_are_left",
+    ),
+    Mutant(
+        "place-shared",
+        "a place in a journal is one request's at a time",
+        "bridge/pages.py",
+        "kept = self._kept.pop((run, first), None)",
+        "kept = self._kept.get((run, first))",
+        PAGED + "test_a_page_that_is_asked_for_twice_is_the_same_twice",
     ),
     Mutant(
         "rejected-then-unasked",
@@ -1999,6 +2465,70 @@ MUTANTS = [
         "if not self._nc.is_connected:  # nats-py says so turns of the loop before it calls back",
         "if False:",
         CONNECTION + "test_a_connection_just_lost_is_waited_for_without_holding_up_the_loop",
+    ),
+    Mutant(
+        "feed-behind",
+        "a message does not overtake what nats-py has begun to read",
+        "journal/stores/nats_feed.py",
+        "if self._behind and self._is_behind():",
+        "if False:",
+        NATS_FEED + "test_what_nats_py_has_begun_to_read_is_not_overtaken",
+    ),
+    Mutant(
+        "feed-left",
+        "what comes from a connection that was left reaches nobody",
+        "journal/stores/nats_feed.py",
+        "if self._client._status != Client.CONNECTED:",
+        "if False:",
+        NATS_FEED + "test_what_comes_after_the_connection_was_left_reaches_no_taker",
+    ),
+    Mutant(
+        "post-when-left",
+        "nothing is kept for a connection that was lost, to be sent over the next",
+        "journal/stores/nats_client.py",
+        "if self._status != _Client.CONNECTED or self._is_clogged():",
+        "if self._is_clogged():",
+        NATS_FEED + "test_what_a_lost_connection_had_not_written_is_not_written_to_the_next",
+    ),
+    Mutant(
+        "send-at-once",
+        "what is said about a delivery does not wait in the process",
+        "journal/stores/nats_client.py",
+        "        self._add(subject, payload, reply.encode(), None)\n        self._write()\n",
+        "        self.post(subject, payload, reply.encode())\n",
+        NATS_FEED + "test_what_is_said_about_a_delivery_is_written_before_the_turn_ends",
+    ),
+    Mutant(
+        "unsent-bound",
+        "a server that reads nothing does not fill the memory",
+        "journal/stores/nats_client.py",
+        "        return self._unsent + self._pending_data_size > UNSENT_BYTES_MAX\n",
+        "        return False\n",
+        NATS_FEED + "test_a_server_that_reads_nothing_does_not_fill_the_memory",
+    ),
+    Mutant(
+        "headers-uncounted",
+        "headers count towards the size for which the server cuts the connection",
+        "journal/stores/nats_client.py",
+        "if size > self._max_payload:",
+        "if len(payload) > self._max_payload:",
+        NATS_FEED + "test_what_the_server_would_cut_the_connection_for_is_not_sent",
+    ),
+    Mutant(
+        "header-injected",
+        "a header's value makes no header of its own",
+        "journal/stores/nats_headers.py",
+        'if text.count("\\n") != lines or text.count("\\r") != lines:',
+        "if False:",
+        NATS_FEED + "test_a_value_with_a_line_end_makes_no_header_of_its_own",
+    ),
+    Mutant(
+        "request-early",
+        "a request ends by its own time, not by another's",
+        "journal/stores/nats_waiting.py",
+        "if self.due > now:",
+        "if False:",
+        "tests/core/test_nats_waiting.py::test_each_ends_at_its_own_time_and_none_before",
     ),
     Mutant(
         "tls-insisted",
@@ -2058,9 +2588,51 @@ MUTANTS = [
         SHARDS + "test_the_stream_that_says_that_all_are_there_is_made_last[nats-server]",
     ),
     Mutant(
+        "lagging-heads",
+        "what a server that lags told of all runs is known only up to where it was",
+        "journal/sweep.py",
+        "            up_to = min(up_to, known)  # of a server that lags, only so much\n",
+        "",
+        SWEEP_SHARDS + "test_a_server_that_lags_hides_no_run[nats-server]",
+    ),
+    Mutant(
+        "stale-look",
+        "a sweep's look that ends before what it noted settles nothing",
+        "journal/sweep.py",
+        'log = await Log.resumed(store, run_id, by="sweep", known=known)',
+        'log = await Log.resumed(store, run_id, by="sweep")',
+        SWEEP_SHARDS + "test_a_look_that_ends_before_what_was_noted_settles_nothing[nats-server]",
+    ),
+    Mutant(
+        "restored-unnoticed",
+        "where a backup was put back, a sweep begins anew",
+        "journal/sweep_book.py",
+        "created != self._created or last < self.seen:",
+        "created != self._created:",
+        SWEEP_BOOK + "test_all_are_listed_anew_where_what_was_noted_may_not_be_what_there_is",
+    ),
+    Mutant(
+        "held-forgotten",
+        "a sweep goes on looking at a run that is under a claim, whatever it waits for",
+        "journal/sweep_book.py",
+        """    if fold.claim is not None:
+        return "open"
+""",
+        "",
+        SWEEP_BOOK + "test_what_is_not_kept_only_a_record_can_move_on",
+    ),
+    Mutant(
+        "index-uncounted",
+        "the ids that are kept for a list are as many as the stream has",
+        "journal/stores/run_index.py",
+        "            and len(self.ids) + len(self.strays) == end.state.num_subjects\n",
+        "",
+        RUN_INDEX + "test_what_was_removed_by_hand_is_listed_no_more[nats-server]",
+    ),
+    Mutant(
         "stray-listed",
         "a message in the stream of another run is no run's",
-        "journal/stores/jetstream_listing.py",
+        "journal/stores/run_index.py",
         "    return run_id if owns(run_id) else None\n",
         "    return run_id\n",
         SHARDS + "test_a_message_in_the_stream_of_another_run_is_no_journal[nats-server]",
@@ -2113,6 +2685,11 @@ NAMED: dict[str, tuple[str, ...]] = {
         "no-expected-sequence",
         "ack-of-another-stream",
         "ack-of-nothing",
+        "batch-unexpected",
+        "batch-one-sequence",
+        "batch-count",
+        "batch-of-nothing",
+        "batch-two-of-a-run",
         "no-tail-check",
         "written-behind-the-end",
     ),
@@ -2120,6 +2697,8 @@ NAMED: dict[str, tuple[str, ...]] = {
     "read-back after unknown": (
         "no-read-back",
         "passing-is-lost",
+        "batch-fault",
+        "batch-silence",
         "doubt-goes-on",
         "budget-goes-on",
     ),

@@ -9,6 +9,9 @@ import pytest
 from kit.bridge import Site, bridge_on
 from kit.servers import NatsServer
 
+from journal.errors import StoreUnavailable
+from journal.ids import RunId
+from journal.shards import shard_of
 from journal.stores.provision import provision
 from runfold.remote import BridgeRuns
 
@@ -73,3 +76,25 @@ async def test_the_command_line_shows_all_pages(
     monkeypatch.setattr("runfold.remote.LIST_PAGE", 4)
     async with BridgeRuns(site.bridge.address, "rf_read") as runs:
         assert [item.run for item in await runs.inbox()] == RUNS
+
+
+async def test_a_journal_stream_that_is_gone_hides_no_other(
+    nats_server: NatsServer, namespace: str
+) -> None:
+    await provision(nats_server.url, namespace=namespace, shards=2)
+    async with bridge_on(nats_server.url, namespace) as site, site.nats() as nats:
+        for run in RUNS:
+            subject = f"{namespace}.journal.{shard_of(RunId(run), 2)}.{run}"
+            await nats.jetstream().publish(subject, b"{}")
+        assert (await page(site))[0] == RUNS
+        gone = f"{namespace.upper()}_JOURNAL_0"
+        await nats.jetstream().delete_stream(gone)
+        found = (await site.get("/inbox", params={"limit": 7})).json()
+        left = [run for run in RUNS if shard_of(RunId(run), 2) == 1]
+        assert [item["run"] for item in found["items"]] == left[:7]
+        assert found["unread"] == [gone] and found["next"] == left[6]
+        async with BridgeRuns(site.bridge.address, "rf_read") as runs:
+            with pytest.raises(StoreUnavailable, match=gone):
+                await runs.inbox()
+        await nats.jetstream().delete_stream(f"{namespace.upper()}_JOURNAL_1")
+        assert (await site.get("/inbox")).status_code == 503

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -10,7 +11,13 @@ from typing import NamedTuple
 
 import pytest
 from kit.cli import RUNFOLD, Cli, Done, names, run_line
+from kit.records import Chain
+from kit.servers import NatsServer
 from kit.waiting import eventually
+
+from journal.store import Appended
+from journal.stores.jetstream import JetStreamStore
+from journal.stores.provision import provision
 
 pytestmark = [
     pytest.mark.real,
@@ -208,3 +215,43 @@ async def test_a_full_disk_is_an_error_and_loses_nothing(on_file: Cli) -> None:
     assert on_file.effects("create_ticket") == []
     assert (await on_file.run("y6")).code == 0
     assert len(on_file.effects("create_ticket")) == 1
+
+
+async def test_a_batch_of_appends_is_synced_before_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Group commit leans on it: nats-server 2.15.1 writes all records of a batch, syncs the
+    stream's file once, and answers."""
+    monkeypatch.setenv("RUNFOLD_GROUP_COMMIT", "on")
+    server = await NatsServer.start(tmp_path / "server", fsync=True)
+    try:
+        await provision(server.url)
+        out = tmp_path / "trace"
+        flags = ("-f", "-y", "-s", "1000", "-o", str(out), "-p", str(server.pid))
+        async with JetStreamStore(server.url) as store:
+            chains = [Chain(f"run-{number}") for number in range(8)]
+            entries = [chain.started() for chain in chains]
+            tracer = await asyncio.create_subprocess_exec(
+                "strace", "-e", f"trace={CALLS},writev", *flags, stderr=subprocess.DEVNULL
+            )
+            await _attached(server.pid)
+            answers = await asyncio.gather(
+                *(
+                    store.append(chain.run_id, entry, expected=0)
+                    for chain, entry in zip(chains, entries, strict=True)
+                )
+            )
+            tracer.terminate()
+            await tracer.wait()
+        assert all(isinstance(answer, Appended) for answer in answers)
+    finally:
+        await server.stop()
+    calls = parse(out.read_text(errors="replace"))
+    journal = "streams/RUNFOLD_JOURNAL_0/msgs/1.blk>"
+    written = [call for call in calls if call.name == "pwrite64" and journal in call.text]
+    assert len([call for call in written if "runfold.journal.0.run-" in call.text]) == 8
+    synced = first(calls, "fsync", journal, "= 0", after=written[-1].ended)
+    told = [
+        call for call in calls if call.name.startswith("write") and '\\"count\\":8' in call.text
+    ]
+    assert len(told) == 1 and synced.ended < told[0].begun

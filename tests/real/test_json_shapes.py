@@ -152,11 +152,12 @@ async def test_init_says_what_it_made(on_jetstream: Cli) -> None:
     on_jetstream.env["RUNFOLD_NAMESPACE"] = f"{on_jetstream.namespace[:20]}-init"
     made, again = await on_jetstream.forked([["init", "--json"]] * 2, at_once=1)
     prefix = on_jetstream.env["RUNFOLD_NAMESPACE"].upper()
-    names = [f"{prefix}_{name}" for name in ("JOURNAL_0", "TASKS", "SIGNALS", "REJECTED")]
+    journals = [f"JOURNAL_{shard}" for shard in range(4)]  # one server
+    names = [f"{prefix}_{name}" for name in (*journals, "TASKS", "SIGNALS", "REJECTED")]
     for done, created in ((made, True), (again, False)):
         told: dict[str, Any] = {"created": created, "replicas": 1, "differences": []}
         journal, *others = [told | {"stream": name} for name in names]
-        assert (done.code, done.json) == (0, journal | {"shards": 1, "others": others})
+        assert (done.code, done.json) == (0, journal | {"shards": 4, "others": others})
 
 
 async def test_init_on_a_stream_with_other_settings_says_which_and_changes_nothing(

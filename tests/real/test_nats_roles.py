@@ -34,6 +34,7 @@ from journal import doors, purging
 from journal.errors import PermissionDenied, RunNotFound, StaleSignal, StoreUnavailable
 from journal.fleet import Fleet
 from journal.ids import RunId, subject_token
+from journal.peers import Peer, hello, read_hello
 from journal.records import Signal
 from journal.shards import shard_of
 from journal.stores.jetstream import JetStreamStore
@@ -331,6 +332,9 @@ OTHERS = (
 )
 SIGNAL, REQUEST = "runfold.signal.r.approve", "runfold.api.signals.r.approve"
 SIGNAL_AS, REQUEST_AS = "runfold.signal.as.bob.r.approve", "runfold.api.as.bob.signals.r.approve"
+PEER = "runfold.peer"
+"""Where workers say hello: a forged one costs questions."""
+
 PRIVATE = (
     "runfold.journal.0.>",
     "runfold.journal.*.*",
@@ -348,34 +352,34 @@ FORBIDDEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("runfold.signal.>", "runfold.api.>", "_INBOX.runfold.alice.>", ">"),
     ),
     "bridge": (
-        (*PURGES, *HARM, SIGNAL, SIGNAL_AS, REQUEST_AS, READS[3], "_INBOX.runfold.alice.x"),
-        ("runfold.signal.>", "_INBOX.runfold.alice.>", "_INBOX.>", ">"),
+        (*PURGES, *HARM, SIGNAL, SIGNAL_AS, REQUEST_AS, READS[3], PEER, "_INBOX.runfold.alice.x"),
+        ("runfold.signal.>", PEER, "_INBOX.runfold.alice.>", "_INBOX.>", ">"),
     ),
     "ops": (
         (
             *(*PURGES, *HARM, *WRITES, *READS, SIGNAL_AS, REQUEST_AS),
-            *("runfold.notice.r", "runfold.workers"),
+            *("runfold.notice.r", "runfold.workers", PEER),
         ),
-        (*PRIVATE, "_INBOX.runfold.alice.>", "runfold.live.r"),
+        (*PRIVATE, "_INBOX.runfold.alice.>", "runfold.live.r", PEER),
     ),
     "alice": (
         (
             *(*PURGES, *HARM, *WRITES, *READS, SIGNAL, REQUEST, SIGNAL_AS, REQUEST_AS),
-            "runfold.notice.r",
+            *("runfold.notice.r", PEER),
         ),
-        (*PRIVATE, "_INBOX.runfold.ops.>"),
+        (*PRIVATE, "_INBOX.runfold.ops.>", PEER),
     ),
     "auditor": (
         (
             *(*PURGES, *HARM, *WRITES, *READS[3:], SIGNAL, SIGNAL_AS, REQUEST, REQUEST_AS),
-            *("runfold.live.r", "runfold.notice.r", "runfold.key.k", "_INBOX.runfold.ops.x"),
+            *("runfold.live.r", "runfold.notice.r", "runfold.key.k", PEER, "_INBOX.runfold.ops.x"),
         ),
-        ("runfold.signal.>", "runfold.api.>", "_INBOX.runfold.ops.>", ">"),
+        ("runfold.signal.>", "runfold.api.>", PEER, "_INBOX.runfold.ops.>", ">"),
     ),
     "keeper": (
         (
             *(*HARM, *WRITES[2:], *READS[3:], *OTHERS, SIGNAL, SIGNAL_AS, REQUEST, REQUEST_AS),
-            *("runfold.live.r", "runfold.worker.w", "runfold.workers", "runfold.key.k"),
+            *("runfold.live.r", "runfold.worker.w", "runfold.workers", "runfold.key.k", PEER),
             "_INBOX.runfold.worker.x",
         ),
         (*PRIVATE, "runfold.worker.*", "runfold.workers", "_INBOX.runfold.worker.>", "$SRV.>"),
@@ -393,6 +397,36 @@ async def test_a_role_does_nothing_else(guarded: Guarded, role: str) -> None:
         for subject in subscribe:
             await plain.deaf(subject)
     assert await guarded.state() == before
+
+
+async def test_workers_hear_of_each_other_and_nobody_else_says_hello(guarded: Guarded) -> None:
+    async with guarded.plain("worker") as other:
+        heard = await other.client.subscribe(PEER)
+        await other.client.flush()
+        async with guarded.worker(asker):
+            greeted = read_hello((await heard.next_msg(5)).data)
+            assert greeted is not None and greeted.agents == ("asker",)
+            answer = await other.client.request(PEER, hello(Peer("other", ("asker",))), 5)
+            assert read_hello(answer.data) == greeted
+        assert other.errors == []
+
+
+async def test_a_worker_with_the_permissions_of_before_works_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    server = await guarded_server(tmp_path, edits={f', "{PEER}"': ""})
+    try:
+        guarded = Guarded(server)
+        await provision(guarded.url("admin"))
+        async with guarded.worker(asker), guarded.store("bridge") as store:
+            await Fleet(store).start("asker", None, run_id="r")
+            await until(Fleet(store), "r", "awaiting_approval")
+            await eventually(lambda: "runfold.peer" in caplog.text)
+        assert "wait for the ack wait" in caplog.text
+    finally:
+        await server.stop()
 
 
 async def test_forged_schedules_and_rollups_of_a_signal_do_nothing(guarded: Guarded) -> None:

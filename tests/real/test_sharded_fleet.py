@@ -43,6 +43,12 @@ async def test_runs_of_all_streams_are_run_decided_listed_checked_and_exported(
     assert {run["status"] for run in listed} == {"completed"}
     audit = await sharded("check", "--all", "--json")
     assert audit.code == 0, audit
+    for run in RUNS:
+        shard = shard_of(RunId(run), 4)
+        told = await sharded("show", run, "--where")
+        prefix, name = sharded.namespace.upper(), sharded.namespace
+        wanted = f"stream {prefix}_JOURNAL_{shard}, subject {name}.journal.{shard}.{run}\n"
+        assert (told.code, told.out) == (0, wanted)
     for run in RUNS[:3]:
         exported = await sharded("export", run)
         assert exported.code == 0 and f'"run":"{run}"' in exported.out
@@ -68,3 +74,13 @@ async def test_init_says_that_the_number_is_fixed(sharded: Cli) -> None:
     again = await sharded("init", "--shards", "2", "--json")
     assert (again.code, again.json["error"]["code"]) == (8, "shards_fixed")
     assert (await sharded("init", "--json")).json["shards"] == 4
+
+
+async def test_init_says_over_how_many_streams_it_spreads_runs_and_why(sharded: Cli) -> None:
+    sharded.env["RUNFOLD_NAMESPACE"] = f"{sharded.namespace[:20]}-new"
+    made = await sharded("init")
+    assert "spread over 4 journal stream(s), for good: for one server" in made.out
+    assert "spread" not in (await sharded("init")).out
+    sharded.env["RUNFOLD_NAMESPACE"] = f"{sharded.namespace[:20]}-two"
+    made = await sharded("init", "--shards", "2")
+    assert "spread over 2 journal stream(s), for good: as asked for" in made.out

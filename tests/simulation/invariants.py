@@ -263,21 +263,27 @@ def _refused(world: World, said: Said) -> bool:
 
 
 def _order(world: World, run: str, records: list[Record]) -> Iterator[str]:
-    """What the SIGNALS stream kept is applied in its order, or refused, not both."""
+    """What the SIGNALS stream kept is applied in its order, or refused. One that was refused may
+    have been said again later, and applied then."""
     kept = world.kept(run)
-    first = {request: sequences[0] for request, sequences in kept.items()}
+    refusals = world.refused()
     streamed = {said.request_id for said in world.said if said.run == run and said.door == "stream"}
     applied = [
         one.request_id
         for one in records
         if isinstance(one, Signal | Input) and one.request_id in streamed
     ]
-    sequences = [first[request] for request in applied if request in first]
+    sequences = list[int]()
+    for request in applied:
+        if request in kept:
+            may_be = kept[request] if request in refusals else kept[request][:1]
+            later = [one for one in may_be if not sequences or one > sequences[-1]]
+            sequences.append(min(later or may_be))
     if sequences != sorted(sequences):
         yield f"run {run}: {applied} were kept as {sequences}"
     for request in applied:
         # What is delivered again behind a purge can't be told from what never came.
-        refused = request in world.refused() and not world.purged(run)
+        refused = request in refusals and not world.purged(run)
         if len(kept.get(request, ())) == 1 and refused:
             yield f"run {run}: {request} was applied, and refused"
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import worker.peers
 import worker.service
 
 from .loop import PROCESS, START_S, VirtualLoop
@@ -22,6 +23,11 @@ from .loop import PROCESS, START_S, VirtualLoop
 EPOCH = clocks.datetime(2026, 1, 1, tzinfo=clocks.UTC)
 EPOCH_NS = int(EPOCH.timestamp()) * 10**9
 PACKAGES = ("journal.", "worker.", "bridge.", "kit.simulated", "simulation.")
+
+
+PROBE_S = 2.0
+"""Peers ask each other less often than they do, in seven schedules of eight: most of what happens
+would be their questions."""
 
 
 class _AnyDatetime(type):
@@ -95,6 +101,7 @@ def deterministic(loop: VirtualLoop, seed: int | str) -> Iterator[None]:
         (os, "getpid", lambda: 1),
         (socket, "gethostname", lambda: "sim"),
         (worker.service, "Watchdog", NoWatchdog),
+        *([] if lots.random.random() < 1 / 8 else [(worker.peers, "PEER_PROBE_S", PROBE_S)]),
         *((module, "datetime", VirtualDatetime) for module in _dated()),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in wanted]

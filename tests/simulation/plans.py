@@ -210,6 +210,11 @@ REMOTE: Final = "remote"
 POKES: Final = ("cancel", "input", "withdraw", "again", "nonsense", "resume", "early")
 
 
+def grouped(seed: int) -> bool:
+    """Every third schedule: each append goes in an atomic batch."""
+    return seed % 3 == 1
+
+
 def draw(seed: int, profile: str | None = None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"plan {seed}")
@@ -219,7 +224,8 @@ def draw(seed: int, profile: str | None = None) -> Plan:
     name = profile or drawn
     chosen = PROFILES[name]
     workers = rng.choice((1, 1, 2, 2, 2, 2, 3))
-    runs = tuple(_run(rng, number) for number in range(rng.choice((1, 1, 2))))
+    more = 2 if seed % 9 == 1 else 0  # several in a batch
+    runs = tuple(_run(rng, number) for number in range(rng.choice((1, 1, 2)) + more))
     remotes = rng.choice((1, 2)) if any(run.agent == REMOTE for run in runs) else 0
     lasting = chosen.events.get("kill_worker", 0) > 0
     return Plan(

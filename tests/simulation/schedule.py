@@ -14,13 +14,14 @@ from typing import Any
 
 from msgspec import Struct
 
+import journal.stores.jetstream
 import journal.stores.nats_connection
 from journal.records import Claim, RunPurged
 
 from . import patches
 from .invariants import violations
 from .loop import START_S, Deadlock, Restless, VirtualLoop
-from .plans import Plan, draw
+from .plans import Plan, draw, grouped
 from .purgers import purge_violations
 from .trace import Trace
 from .world import Broken, World
@@ -78,6 +79,9 @@ def _played(seed: int, profile: str | None, show: bool, purgers: int) -> Outcome
     wrong: list[str] = []
     with patches.deterministic(loop, seed), _quiet(loop, trace, show):
         world = World(plan, loop, trace, purgers)
+        wanted = journal.stores.jetstream.commit_wanted
+        if grouped(seed):
+            journal.stores.jetstream.commit_wanted = lambda: "on"
         journal.stores.nats_connection.Client, real = (  # type: ignore[misc]
             world.server.client,
             journal.stores.nats_connection.Client,
@@ -90,6 +94,7 @@ def _played(seed: int, profile: str | None, show: bool, purgers: int) -> Outcome
             if not loop.failures:  # else the world stopped the loop at the violation
                 raise
         finally:
+            journal.stores.jetstream.commit_wanted = wanted
             journal.stores.nats_connection.Client = real  # type: ignore[misc]
         wrong += violations(world)
         wrong += purge_violations(world)
@@ -133,6 +138,7 @@ def _bury(world: World) -> None:
                     coro.close()
             world.loop.tasks = [task for task in world.loop.tasks if task not in left]
 
+    world.loop.handles = 0  # a world without rest is buried, too
     world.loop.run_until_complete(close())
     world.loop.close()
     for one in (*world.members, *world.server.streams.values(), world.server, world):

@@ -90,6 +90,13 @@ def test_a_trace_ends_at_a_call_that_nothing_permits(
     assert "journals" in lines[-1] and any(" call " in line for line in lines[-8:])
 
 
+def test_a_world_that_never_rests_is_a_violation(monkeypatch: pytest.MonkeyPatch):
+    """The schedule raised what it should have told: its end had no callback left."""
+    monkeypatch.setattr("simulation.loop.HANDLES_MAX", 100)
+    restless = play(0, profile="calm")
+    assert any(" callbacks\n" in text for text in restless.violations)
+
+
 @pytest.mark.parametrize(
     ("remove", "profile"),
     [

@@ -169,7 +169,7 @@ class World:
         for client in self.server.clients:
             if client.process in ready and client.wire.session is not None:
                 subjects = [one.subject for one in client.wire.session.subscribed.values()]
-                if len(subjects) > 4 + 3 * len(self.agents):
+                if len(subjects) > 5 + 3 * len(self.agents):
                     self.loop.failures.append(f"{client.process} listens to {subjects}")
 
     def _at_work(self) -> list[Task]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import nats.errors
 from nats.aio.msg import Msg
+
+from journal.stores.nats_headers import block_of
 
 from .sessions import Subscribed
 from .subscriptions import Handle, Subscription
@@ -166,11 +168,25 @@ class ModelClient:
                 return
         self.wire.emit(subject, payload, reply, own)
 
-    def send(self, subject: str, payload: bytes, reply: str = "") -> bool:
+    def post(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
         if self.wire.session is None:
             return False
-        self.wire.emit(subject, payload, reply, {})
+        own = dict(headers) if headers else {}
+        if len(payload) + 65_536 > self.max_payload:
+            block = b"" if headers is None else block_of(headers)
+            if len(block) + len(payload) > self.max_payload:
+                raise nats.errors.MaxPayloadError
+        self.wire.emit(subject, payload, reply.decode(), own)
         return True
+
+    def send(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        return self.post(subject, payload, reply.encode())
 
     def _close_for_good(self, error: Exception) -> None:
         self.last_error = error

@@ -297,6 +297,7 @@ class ModelServer:
         self._held = None
         self._landing.end(None, applied=False)
         for stream in self.streams.values():
+            stream.batches.forget()
             for consumer in stream.consumers.values():
                 consumer.pulls.end_all()
         for client in list(self.clients):
@@ -326,6 +327,7 @@ class ModelServer:
         deliveries."""
         changed = self.streams[stream]
         self._landing.end(changed, applied=in_flight == "applied")
+        changed.batches.forget()
         changed.away = "silent" if silent else "unavailable" if unavailable else "nobody"
         for consumer in changed.consumers.values():
             consumer.forget_deliveries(forgets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .batches import BATCH_ID, Batches, Member
 from .index import Index
 from .messages import ApiError, Message, encode, rfc3339
 from .schedules import Schedules
@@ -66,6 +67,7 @@ class Stream:
         """Without a leader: "nobody" listens, the API says "unavailable", or all is "silent"."""
         self.consumers: dict[str, Consumer] = {}
         self.schedules = Schedules(self)
+        self.batches = Batches(self)
         self._dead: list[Message] = []
         self._ids: dict[str, tuple[int, int]] = {}
         self._last_id = ""
@@ -97,6 +99,9 @@ class Stream:
     def publish(self, subject: str, data: bytes, headers: dict[str, str]) -> bytes:
         """Store it, or not; the acknowledgement, or the refusal."""
         if headers:
+            if BATCH_ID in headers:
+                answer = self.batches.take(subject, data, headers)
+                return answer if isinstance(answer, bytes) else self._refusal(answer)
             refused = self._refused(subject, headers)
             if refused is not None:
                 return refused
@@ -110,6 +115,19 @@ class Stream:
             headers["Nats-Rollup"] = "sub"
             self.schedules.add(message)
         return self._acked + b"%d}" % message.seq
+
+    def publish_all(self, batch: str, members: list[Member]) -> bytes:
+        """Store all of a batch, or none; the answer to its commit."""
+        if len({member.subject for member in members}) < len(members):
+            return self._refusal(ApiError(400, 10164, "wrong last sequence"))
+        for member in members:
+            refused = self._refused(member.subject, member.headers)
+            if refused is not None:
+                return refused
+        for member in members:
+            self.store(*member)
+        more = b'%d,"batch":%b,"count":%d}' % (self.last_seq, encode(batch), len(members))
+        return self._acked + more
 
     def store(self, subject: str, data: bytes, headers: dict[str, str]) -> Message:
         self.last_seq += 1
