@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from .parked import measure as measure_parked
 from .blocks import Numbers
 from .floor import raw_client
 from .latency import latency_on
 from .leaks import leaks_on
+from .parked import measure as measure_parked
 from .processes import Place, place
 from .resume import resume_on
 from .scale import Scale, Workload
