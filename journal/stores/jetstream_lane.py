@@ -115,7 +115,7 @@ class Lane:
         """Raises as Connection.request, and StoreUnavailable for what no retry settles."""
         grouping = self._grouping
         size = len(record.data) + HEADERS_BYTES_MAX
-        # The server cuts the connection over a message that a batch's headers make too large.
+        # Too large with a batch's headers, it would only spoil the batch.  # not needed for safety
         if grouping is None or size > self._connection.max_payload:
             return await self._alone(record)
         if record.subject in self._apart:

@@ -135,6 +135,7 @@ async def test_a_cancelled_append_is_cancelled_and_leaves_nothing_waiting(
 async def test_a_cluster_under_contention_never_calls_an_append_in_flight_a_lost_race(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RUNFOLD_GROUP_COMMIT", "off")
     seen: list[tuple[bytes, object]] = []
 
     def recorded(data: bytes, **known: Any) -> object:

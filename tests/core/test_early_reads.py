@@ -91,11 +91,12 @@ async def test_in_a_directory_a_read_waits_for_its_start():
         await step
 
 
-async def test_beside_a_write_a_read_waits_for_its_start_too():
+@pytest.mark.parametrize("read", [False, True], ids=["a write", "a read that the gate calls one"])
+async def test_beside_a_write_a_read_waits_for_its_start_too(read: bool):
     store, journal = await opened()
     async with journal:
         gate, look, pay = gated(store), Function(at_once=True), Function(at_once=True)
-        write = job(call_of(PAY, read=False, unsafe=True), pay)
+        write = job(call_of(PAY, read=read, unsafe=True), pay)
         steps = begin(journal, job(call_of(), look), write)
         await gate.came()
         await some_turns()

@@ -138,7 +138,7 @@ MUTANTS = [
         "journal/steps.py",
         "read=read and not unsafe,",
         "read=read,",
-        EARLY + "test_what_is_no_read_waits_for_its_start",
+        EARLY + "test_beside_a_write_a_read_waits_for_its_start_too",
     ),
     Mutant(
         "early-known-write",
@@ -2200,14 +2200,6 @@ MUTANTS = [
         "stuck = not batch and now >= self._moved_at + self._hold_s",
         "stuck = False",
         GROUPING + "test_whatever_happens_each_append_is_in_one_place_and_gets_one_answer",
-    ),
-    Mutant(
-        "batch-too-large",
-        "a record that a batch's headers would make too large goes alone",
-        "journal/stores/jetstream_lane.py",
-        "if grouping is None or size > self._connection.max_payload:",
-        "if grouping is None:",
-        GROUP_COMMIT + "test_a_record_that_a_batch_would_make_too_large_goes_alone",
     ),
     Mutant(
         "passing-is-lost",
