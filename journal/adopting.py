@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from .errors import RunfoldError
 from .ids import RunId
-from .limits import ADOPTED_AT_ONCE
+from .limits import ADOPTED_AT_ONCE, PEER_PROBE_S
 from .log import Log
 from .peers import holder_after, hurried
 from .stores.jetstream import JetStreamStore
@@ -63,6 +63,17 @@ async def wake_abandoned(
     return Looked(tuple(look.woken), look.left, look.there)
 
 
+async def nobody_there(store: JetStreamStore, worker: str) -> bool:
+    """Whether nobody listens for the worker. Silence is no such answer: it may stand still, or we
+    be cut off. It is not waited out: a question that was under way when the worker was killed has
+    no answer either. Raises StoreUnavailable, PermissionDenied."""
+    try:
+        async with asyncio.timeout(PEER_PROBE_S):
+            return await store.ask(worker, RunId(""), 0) == "nobody"
+    except TimeoutError:
+        return False
+
+
 class _Look:
     def __init__(
         self, store: JetStreamStore, before: Mapping[RunId, int], gone: Collection[str] | None
@@ -78,7 +89,7 @@ class _Look:
         if self._gone is not None:
             return worker in self._gone
         if worker not in self._asked:
-            self._asked[worker] = await self._store.ask(worker, RunId(""), 0) == "nobody"
+            self._asked[worker] = await nobody_there(self._store, worker)
         return self._asked[worker]
 
     @property

@@ -17,9 +17,8 @@ import logging
 import random
 from collections.abc import Iterable, Sequence
 
-from journal.adopting import wake_abandoned
+from journal.adopting import nobody_there, wake_abandoned
 from journal.errors import PermissionDenied, RunfoldError
-from journal.ids import RunId
 from journal.limits import (
     HOLDER_GRACE_S,
     PEER_MEET_S,
@@ -106,12 +105,9 @@ class PeerWatch:
                 group.create_task(self._follow(peer))
 
     async def _is_gone(self, peer: Peer) -> bool:
-        """Nobody listens. Silence is no such answer: it may stand still, or we be cut off. Not
-        waited out: a question that was under way when it was killed has no answer either."""
         try:
-            async with asyncio.timeout(PEER_PROBE_S):
-                return await self._store.ask(peer.worker, RunId(""), 0) == "nobody"
-        except (RunfoldError, TimeoutError):
+            return await nobody_there(self._store, peer.worker)
+        except RunfoldError:
             return False
 
     # ---- whose runs nobody works ------------------------------------------------------------

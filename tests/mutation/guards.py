@@ -651,9 +651,9 @@ MUTANTS = [
     Mutant(
         "silent-peer-gone",
         "a peer that is silent is not gone",
-        "worker/peers.py",
-        "except (RunfoldError, TimeoutError):\n            return False",
-        "except (RunfoldError, TimeoutError):\n            return True",
+        "journal/adopting.py",
+        "except TimeoutError:\n        return False",
+        "except TimeoutError:\n        return True",
         TAKEOVER + "test_a_worker_that_stands_still_is_silent_and_left_to_the_ack_wait",
     ),
     Mutant(
