@@ -251,7 +251,9 @@ class Worker:
         self._opened[agent, priority] = time.monotonic()
         shares = len(PRIORITIES) * len(self.agents)
         batch = max(1, self._free // shares)
-        end = await puller.pull(batch, expires_s=standing_s(self._ack_wait_s))
+        # Uneven: the server serves who has stood longest, and in step that is always the same one.
+        stands_s = standing_s(self._ack_wait_s) * random.uniform(0.5, 1.0)
+        end = await puller.pull(batch, expires_s=stands_s)
         if end.why in ("filled", "expired"):
             self._heard = time.monotonic()
         if end.why != "filled":

@@ -684,8 +684,8 @@ MUTANTS = [
         "silent-holder-woken",
         "nor does a look at the start wake those of a silent one",
         "journal/adopting.py",
-        'await self._store.ask(worker, RunId(""), 0) == "nobody"',
-        'await self._store.ask(worker, RunId(""), 0) != "no"',
+        'await store.ask(worker, RunId(""), 0) == "nobody"',
+        'await store.ask(worker, RunId(""), 0) != "no"',
         ADOPTING + "test_at_the_start_each_holder_is_asked_itself",
     ),
     Mutant(
