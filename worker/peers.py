@@ -62,6 +62,7 @@ class PeerWatch:
                     return
                 except RunfoldError as error:
                     log.warning("other workers are not watched yet: %s", error.message)
+                    await asyncio.sleep(PEER_MEET_S)  # else one closed for good would stop the loop
 
     # ---- who is there -----------------------------------------------------------------------
 
