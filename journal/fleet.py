@@ -156,7 +156,8 @@ class Fleet:
     ) -> AsyncIterator[RunState]:
         """Runs in the order of their ids, after the id `after`. A journal that can't be read has
         the status `damaged` or `newer`, and no agent."""
-        async for run in Looks(self.store).candidates(status, after):
+        # Who iterates takes its time: each is read as it is by then.
+        async for run in Looks(self.store, by_heads=False).candidates(status, after):
             found = await self._listed(run)
             if found is None or status not in (None, found.status):
                 continue
@@ -296,7 +297,7 @@ class Fleet:
             for agent in agents_of(report):
                 workers[agent] = workers.get(agent, 0) + 1
         looked_at = 0
-        async for run in Looks(store).told(UNFINISHED):
+        async for run in Looks(store, by_heads=False).told(UNFINISHED):
             if looked_at == QUEUE_RUNS:
                 break
             looked_at += 1

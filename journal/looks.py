@@ -17,10 +17,13 @@ BECOMES_RUNNING = frozenset({"running", "waiting", "paused", "awaiting_approval"
 
 class Looks:
     """At the runs of one store, for one list: their order is that of their ids. `sparing`: a
-    journal stream that can't be read keeps nobody from the others; its name is then in `unread`."""
+    journal stream that can't be read keeps nobody from the others; its name is then in `unread`.
+    `by_heads`: they are read with `log`, soon after they were told, up to where the listing found
+    them; what it told of each is kept until then."""
 
-    def __init__(self, store: Store, *, sparing: bool = False) -> None:
+    def __init__(self, store: Store, *, sparing: bool = False, by_heads: bool = True) -> None:
         self.store = store
+        self._by_heads = by_heads
         self.unread: set[str] | None = set() if sparing else None
         self._heads: dict[RunId, Head] = {}  # of those not read yet
 
@@ -46,7 +49,8 @@ class Looks:
                 yield run
             return
         async for run, head in self.store.lasts(words, after, self.unread):
-            self._heads[run] = head
+            if self._by_heads:
+                self._heads[run] = head
             yield run
         if self.unread and len(self.unread) == len(self.store.shards):
             raise StoreUnavailable(

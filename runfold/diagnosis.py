@@ -74,7 +74,7 @@ async def diagnose(
     found: list[Found] = []
     looked_at = 0
     last: RunId | None = None
-    async for run in Looks(store).told(UNFINISHED, after):
+    async for run in Looks(store, by_heads=False).told(UNFINISHED, after):
         if looked_at == RUNS_MAX:
             return Diagnosis(found=tuple(found), looked_at=looked_at, next=last)
         looked_at, last = looked_at + 1, run

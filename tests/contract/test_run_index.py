@@ -10,8 +10,11 @@ from kit.records import fill, journal_of
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
+from journal.doors import signal
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.listing import Filter, page
+from journal.looks import Looks
 from journal.stores import run_index
 from journal.stores.jetstream import JetStreamStore
 
@@ -120,3 +123,22 @@ async def test_ids_are_kept_for_a_moment_only(
         return index._kept is None
 
     await eventually(forgotten)
+
+
+async def test_who_iterates_slowly_holds_nothing_of_runs_that_were_told(
+    direct: JetStreamStore,
+) -> None:
+    """A listing tells whole records; kept for each that is only named, a list holds all."""
+    await begin(direct, *many())
+    looks = Looks(direct, by_heads=False)
+    assert [run async for run in looks.candidates(None)] == many()
+    assert not looks._heads
+
+
+async def test_a_run_is_listed_as_it_is_when_its_turn_comes(direct: JetStreamStore) -> None:
+    await begin(direct, "r1", "r2")
+    runs = Fleet(direct).list()
+    assert (await anext(runs)).records == 1
+    await signal(direct, "r2", "cancel", {})
+    assert (await anext(runs)).records == 2
+    await runs.aclose()  # type: ignore[attr-defined]
