@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
+from .at_once import at_once
 from .errors import RunfoldError
 from .ids import RunId
 from .limits import ADOPTED_AT_ONCE, PEER_PROBE_S
@@ -98,12 +99,9 @@ class _Look:
 
     async def ask_all(self, workers: Iterable[str]) -> None:
         """Side by side: one of them may be silent."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for worker in workers:
-                    group.create_task(self.is_gone(worker))
-        except* RunfoldError as errors:
-            raise errors.exceptions[0] from None
+        async with at_once() as group:
+            for worker in workers:
+                group.create_task(self.is_gone(worker))
 
     async def follow(self, left: Iterator[InFlight]) -> None:
         for one in left:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from .at_once import at_once
 from .audit import Auditor, Violation
 from .errors import JournalDamaged
 from .ids import RunId
@@ -155,13 +156,10 @@ async def audit_each(
 ) -> None:
     """Audit these runs, several at once; `take` gets them in their order."""
     reading: deque[asyncio.Task[Audited]] = deque()
-    try:
-        async with asyncio.TaskGroup() as group:
-            async for run in runs:
-                if len(reading) == AT_ONCE:
-                    take(await reading.popleft())
-                reading.append(group.create_task(audit_run(journals, run)))
-            while reading:
+    async with at_once() as group:
+        async for run in runs:
+            if len(reading) == AT_ONCE:
                 take(await reading.popleft())
-    except ExceptionGroup as failures:  # the first one cancelled the others
-        raise failures.exceptions[0] from None
+            reading.append(group.create_task(audit_run(journals, run)))
+        while reading:
+            take(await reading.popleft())

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from .at_once import at_once
 from .ids import RunId
 from .limits import LIST_PAGE
 
@@ -29,11 +30,8 @@ async def ordered(
     """What `read` finds in the runs behind the id `after`, in their order, up to the run that makes
     it `limit` or more; and the id to go on after, None at the end. Less is found where few of
     many runs have something. Without a limit: all."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            return await _Page(read, limit, group).page(runs, after)
-    except ExceptionGroup as failures:  # the first one cancelled the others
-        raise failures.exceptions[0] from None
+    async with at_once() as group:
+        return await _Page(read, limit, group).page(runs, after)
 
 
 class _Page(Generic[T]):

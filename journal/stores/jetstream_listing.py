@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import sys
 from bisect import bisect_right
@@ -14,7 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..errors import RunfoldError, StoreUnavailable
+from ..at_once import at_once
+from ..errors import StoreUnavailable
 from ..ids import RunId, subject_token
 from ..limits import READ_TRY_S
 from .jetstream_headers import PURGED, PURGED_TYPE, RECORD_TYPE, RUN_STATUS, TIME, server_time
@@ -201,11 +201,8 @@ async def _firsts(listings: Sequence[AsyncGenerator[Item, None]]) -> Sequence[It
     async def first(listing: AsyncGenerator[Item, None]) -> Item | None:
         return await anext(listing, None)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(first(listing)) for listing in listings]
-    except* RunfoldError as errors:
-        raise errors.exceptions[0] from None
+    async with at_once() as group:
+        tasks = [group.create_task(first(listing)) for listing in listings]
     return [task.result() for task in tasks]
 
 

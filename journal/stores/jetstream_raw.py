@@ -12,7 +12,7 @@ from ..ids import RunId, subject_token
 from ..store import RawRecord
 from .jetstream_answers import ApiAnswer
 from .jetstream_headers import server_time
-from .jetstream_read import Patience, Reader, Stored, asked_of
+from .jetstream_read import Patience, Reader, Stored, asked_of, reading
 from .nats_connection import Connection
 from .run_index import run_of
 
@@ -62,8 +62,7 @@ class RawJournals:
         """The run's records behind sequence `after`, in pages, up to a tail that was current
         during the call. A purge meanwhile leaves a gap before its tombstone."""
         subject = self._prefix + subject_token(run_id)
-        patience = Patience(f"run {run_id} could not be read from stream {self.stream}")
-        async for page in self._reader.whole(subject, after, patience):
+        async for page in self._reader.whole(subject, after, reading(run_id, self.stream)):
             yield [_raw(one) for one in page]
 
     async def grown(

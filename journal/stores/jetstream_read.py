@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from ..at_once import at_once
 from ..codec import Damage, Entry, decode
 from ..errors import JournalDamaged, StoreUnavailable
 from ..ids import RunId
@@ -83,7 +84,8 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, READ_PAUSE_MAX_S)
 
 
-def _patience(run_id: RunId, stream: str) -> Patience:
+def reading(run_id: RunId, stream: str) -> Patience:
+    """With a run's journal."""
     return Patience(f"run {run_id} could not be read from stream {stream}")
 
 
@@ -103,7 +105,7 @@ class Reader:
         again = False
         while True:
             found: list[Stored] = []
-            async for page in self.whole(subject, after, _patience(run_id, self._stream)):
+            async for page in self.whole(subject, after, reading(run_id, self._stream)):
                 found += page
             entries = self._entries(found, subject, run_id)
             if again or not trimmed(0, entries):
@@ -112,7 +114,7 @@ class Reader:
 
     async def listed(self, subject: str, run_id: RunId, tail: int) -> Loaded:
         """As `load`, up to a tail that a listing just named."""
-        pages = self.pages(subject, 0, tail, _patience(run_id, self._stream))
+        pages = self.pages(subject, 0, tail, reading(run_id, self._stream))
         found = [one async for page in pages for one in page]
         if found and found[-1].seq == tail:
             entries = self._entries(found, subject, run_id)
@@ -125,7 +127,7 @@ class Reader:
     ) -> AsyncGenerator[Loaded, None]:
         """As `load`, in pages (Store.pages)."""
         tail = after
-        async for page in self.whole(subject, after, _patience(run_id, self._stream)):
+        async for page in self.whole(subject, after, reading(run_id, self._stream)):
             tail = page[-1].seq
             yield Loaded(self._entries(page, subject, run_id), tail)
         if tail == after:
@@ -162,18 +164,15 @@ class Reader:
         """What is after sequence `after`, up to the last message."""
         if last.seq - after <= 1:  # nothing can be between
             return [last] if last.seq > after else []
-        pages = self.pages(subject, after, last.seq, _patience(run_id, self._stream))
+        pages = self.pages(subject, after, last.seq, reading(run_id, self._stream))
         return [one async for page in pages for one in page]
 
     async def _ends(self, subject: str, run_id: RunId) -> tuple[Stored | None, Stored | None]:
         """The first message and the last, of the leader, asked for at once."""
-        what = _patience(run_id, self._stream), _patience(run_id, self._stream)
-        try:
-            async with asyncio.TaskGroup() as group:
-                first = group.create_task(self.first(subject, 0, what[0]))
-                last = group.create_task(self.last(subject, what[1]))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        what = reading(run_id, self._stream), reading(run_id, self._stream)
+        async with at_once() as group:
+            first = group.create_task(self.first(subject, 0, what[0]))
+            last = group.create_task(self.last(subject, what[1]))
         return first.result(), last.result()
 
     async def last(self, subject: str, patience: Patience) -> Stored | None:

@@ -6,12 +6,12 @@ waits in the queue or is parked. Only a hint: what is settled meanwhile is named
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from msgspec import Struct
 
-from ..errors import InvalidId, RunfoldError
+from ..at_once import at_once
+from ..errors import InvalidId
 from ..ids import RunId, from_subject_token
 from ..limits import FLIGHT_MAX
 from .jetstream_read import Patience, Reader
@@ -39,13 +39,10 @@ class Flight:
     async def of(self, agents: Iterable[str]) -> dict[RunId, InFlight]:
         """By run. Raises StoreUnavailable."""
         found: dict[RunId, InFlight] = {}
-        try:
-            async with asyncio.TaskGroup() as group:
-                for agent in agents:
-                    for priority in PRIORITIES:
-                        group.create_task(self._collect(agent, priority, found))
-        except* RunfoldError as errors:
-            raise errors.exceptions[0] from None
+        async with at_once() as group:
+            for agent in agents:
+                for priority in PRIORITIES:
+                    group.create_task(self._collect(agent, priority, found))
         return found
 
     async def _collect(self, agent: str, priority: Priority, found: dict[RunId, InFlight]) -> None:
