@@ -35,7 +35,7 @@ from ..observing import UNOBSERVED, Observer
 from ..store import AppendAnswer, Appended, Conflict, Held, Loaded, RawRecord, Stamp, joined
 from . import file_purge
 from .file_check import inspect_directory
-from .file_lock import NO_LOCKS, lock, share
+from .file_lock import NO_LOCKS, lock, shared
 from .file_raw import SUFFIX, Lines, Mark, marks
 from .file_read import entry_pages
 from .run_lock import RunLock, holder_of
@@ -248,10 +248,8 @@ def _lines(path: Path, after: int) -> Lines | None:
     except FileNotFoundError:
         return None
     try:
-        share(file.fileno(), path)
-        size = os.fstat(file.fileno()).st_size
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # no append waits for a slow reader
+        with shared(file.fileno(), path):
+            size = os.fstat(file.fileno()).st_size
         file.seek(after)
     except BaseException:
         file.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import StoreLocked
@@ -14,14 +16,19 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system without locks answers."""
 
 
-def share(fd: int, path: Path) -> None:
-    """Shared with an append's lock: what is read was synced. Where a file system has no locks, it
-    can still be looked at: nothing is run there."""
+@contextmanager
+def shared(fd: int, path: Path) -> Generator[None]:
+    """Beside no append while inside: what is there then was synced; a slow reader reads on behind
+    it, and no append waits for that. Where a file system has no locks, it can still be looked at:
+    nothing is run there."""
     try:
         lock(fd, fcntl.LOCK_SH, path)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
+    yield
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def lock(fd: int, kind: int, path: Path) -> None:

@@ -6,10 +6,8 @@ lines stay as they are; a trim puts another file in its place, and this one stay
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Generator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +16,7 @@ from ..errors import JournalDamaged
 from ..ids import RunId
 from ..limits import RECORD_BYTES_MAX
 from ..store import Loaded, RawRecord
-from .file_lock import share
+from .file_lock import shared
 from .file_purge import trimmed_since
 from .file_raw import Lines
 
@@ -60,14 +58,11 @@ def entry_pages(run_id: RunId, path: Path, after: int) -> Generator[Loaded]:
 
 def _synced(fd: int, path: Path, after: int) -> tuple[int, int, int]:
     """Where to read from, the end of the last whole line, and of the file."""
-    share(fd, path)
-    size = os.fstat(fd).st_size
-    if after and trimmed_since(fd, after):
-        after = 0  # the tombstone is what was appended since
-    whole = _end_of_lines(fd, after, size)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(fd, fcntl.LOCK_UN)  # no append waits for a slow reader
-    return after, whole, size
+    with shared(fd, path):
+        size = os.fstat(fd).st_size
+        if after and trimmed_since(fd, after):
+            after = 0  # the tombstone is what was appended since
+        return after, _end_of_lines(fd, after, size), size
 
 
 def _end_of_lines(fd: int, after: int, size: int) -> int:
