@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from processes import Track
+from processes import Track, cpu_s, pss_bytes, tree
 
 STEPS = 10
 VALUE_BYTES = 512
@@ -97,6 +97,45 @@ async def measure_w1(
             "stored_b_per_run": round((stored_bytes() - before) / len(ran)),
             "other_cpu_cores": track.others(client_s),
         }
+
+
+async def measure_w5(
+    asked: argparse.Namespace,
+    start: Callable[[int], Awaitable[object]],
+    all_parked: Callable[[], Awaitable[object]],
+    roots: Sequence[int],
+    stored_bytes: Callable[[], int],
+    settle_s: float,
+) -> dict[str, Any]:
+    """W5: `start` takes the number of a run; `all_parked` is over once all of them wait, and
+    nothing is left to do for them `settle_s` later. `roots`: whose processes are the system."""
+
+    def of_all(one: Callable[[int], float]) -> float:
+        return sum(one(pid) for root in roots for pid in tree(root))
+
+    left = iter(range(asked.count))
+
+    async def client() -> None:
+        for number in left:
+            await start(number)
+
+    before, stored, begun = of_all(pss_bytes), stored_bytes(), time.monotonic()
+    await asyncio.gather(*(client() for _ in range(64)))
+    started_s = time.monotonic() - begun
+    await all_parked()
+    parked_s = time.monotonic() - begun
+    await asyncio.sleep(settle_s)
+    used = of_all(cpu_s)
+    await asyncio.sleep(5)
+    return {
+        "parked": asked.count,
+        "started_s": round(started_s, 1),
+        "parked_s": round(parked_s, 1),
+        "memory_mb": round(of_all(pss_bytes) / 1e6, 1),
+        "memory_before_mb": round(before / 1e6, 1),
+        "idle_cores": round((of_all(cpu_s) - used) / 5, 3),
+        "stored_b_per_run": round((stored_bytes() - stored) / asked.count),
+    }
 
 
 def summary(ran: Sequence[Ran], wall_s: float) -> dict[str, Any]:

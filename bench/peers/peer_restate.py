@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from keep_alive import Http
-from load import INPUT, emit, measure_w1, now, options, signal_summary
-from processes import HOST, Child, cpu_s, free_port, lengths, listens, pss_bytes, tree
+from load import INPUT, emit, measure_w1, measure_w5, now, options, signal_summary
+from processes import HOST, Child, free_port, lengths, listens
 
 SERVICE = Path(__file__).resolve().parent / "restate_service.py"
 BUILD_S = 300.0
@@ -170,42 +170,20 @@ async def w5(on: System, asked: argparse.Namespace) -> None:
     """So many runs wait; the service is let go after a second."""
     async with on.service("1") as service:
         await on.register()
-        pids = [on.server.pid, service.pid]
-        left = iter(range(asked.count))
 
-        async def client() -> None:
-            for number in left:
-                await on.send("waiter", number)
-
-        def memory() -> int:
-            return sum(pss_bytes(pid) for root in pids for pid in tree(root))
-
-        def cpu() -> float:
-            return sum(cpu_s(pid) for root in pids for pid in tree(root))
+        async def start(number: int) -> None:
+            await on.send("waiter", number)
 
         async def all_wait() -> None:
             for _ in range(asked.count):
                 await service.line("WAITS", within_s=120)
 
-        before, stored, begun = memory(), lengths(on.folder), time.monotonic()
         waiting = asyncio.create_task(all_wait())
-        await asyncio.gather(*(client() for _ in range(64)))
-        started_s = time.monotonic() - begun
-        await waiting
-        parked_s = time.monotonic() - begun
-        await asyncio.sleep(4)
-        used = cpu()
-        await asyncio.sleep(5)
-        emit(
-            "w5",
-            parked=asked.count,
-            started_s=round(started_s, 1),
-            parked_s=round(parked_s, 1),
-            memory_mb=round(memory() / 1e6, 1),
-            memory_before_mb=round(before / 1e6, 1),
-            idle_cores=round((cpu() - used) / 5, 3),
-            stored_b_per_run=round((lengths(on.folder) - stored) / asked.count),
+        pids = [on.server.pid, service.pid]
+        found = await measure_w5(
+            asked, start, lambda: waiting, pids, lambda: lengths(on.folder), settle_s=4
         )
+        emit("w5", **found)
 
 
 WORKLOADS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5}

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from load import INPUT, emit, measure_w1, now, options, signal_summary
-from processes import Child, blocks, cpu_s, find, nats_server, pss_bytes, tree
+from load import INPUT, emit, measure_w1, measure_w5, now, options, signal_summary
+from processes import Child, blocks, find, nats_server
 from runfold_agents import GATES
 
 from runfold import AwaitingApproval, Completed, Fleet, connect
@@ -152,44 +152,24 @@ async def w4(on: System, asked: argparse.Namespace) -> None:
 async def w5(on: System, asked: argparse.Namespace) -> None:
     """So many runs wait for a person."""
 
-    def memory() -> int:
-        return sum(pss_bytes(pid) for root in pids for pid in tree(root))
-
-    def cpu() -> float:
-        return sum(cpu_s(pid) for root in pids for pid in tree(root))
-
-    left = iter(range(asked.count))
-
-    async def client() -> None:
-        for number in left:
-            await on.fleet.start("waiter", INPUT, run_id=f"parked-{number}")
+    async def start(number: int) -> None:
+        await on.fleet.start("waiter", INPUT, run_id=f"parked-{number}")
 
     async def parked() -> int:
         asking = frozenset({"awaiting_approval"})
         return len([run async for run, _ in on.fleet.store.heads(status=asking)])
 
-    async with on.worker() as worker:
-        pids = on.pids(worker)
-        before, stored, begun = memory(), blocks(on.folder), time.monotonic()
-        await asyncio.gather(*(client() for _ in range(64)))
-        started_s = time.monotonic() - begun
+    async def all_parked() -> None:
         async with asyncio.timeout(LONG_S):
             while await parked() < asked.count:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
-        parked_s = time.monotonic() - begun
-        await asyncio.sleep(3)
-        used = cpu()
-        await asyncio.sleep(5)
-        emit(
-            "w5",
-            parked=asked.count,
-            started_s=round(started_s, 1),
-            parked_s=round(parked_s, 1),
-            memory_mb=round(memory() / 1e6, 1),
-            memory_before_mb=round(before / 1e6, 1),
-            idle_cores=round((cpu() - used) / 5, 3),
-            stored_b_per_run=round((blocks(on.folder) - stored) / asked.count),
+
+    async with on.worker() as worker:
+        pids = on.pids(worker)
+        found = await measure_w5(
+            asked, start, all_parked, pids, lambda: blocks(on.folder), settle_s=3
         )
+        emit("w5", **found)
 
 
 WORKLOADS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5}

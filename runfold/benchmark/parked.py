@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -35,8 +35,7 @@ from worker.server import EmbeddedServer
 from worker.service import Worker
 from worker.tools import UNSAFE, ToolCall
 
-AT_ONCE = 64
-"""Calls of this one process under way at once."""
+from .watching import AT_ONCE, each
 
 SAMPLES = 50
 SETTLE_S = 0.2
@@ -103,7 +102,7 @@ async def _parked(
     ids = _ids(runs)
     progress(f"P={_streams(store)}: starting {runs} runs")
     began, cpu = perf_counter(), process_time()
-    await _each(ids, lambda run: fleet.start("parked", 1, run_id=run))
+    await each(ids, lambda run: fleet.start("parked", 1, run_id=run))
     took_s = perf_counter() - began
     found: dict[str, Any] = {
         "start_runs_s": round(runs / took_s),
@@ -136,12 +135,8 @@ async def _looked_at(store: JetStreamStore, runs: int) -> dict[str, Any]:
     found["list_runs_s"] = round(seen / (perf_counter() - began))
     found["list_page_ms"] = _spread(pages)
     assert seen == runs, (seen, runs)
-    seen, after, began = 0, None, perf_counter()
-    while True:
-        inbox = await fleet.inbox_page(after=after)
-        seen += len(inbox.items)
-        if (after := inbox.next) is None:
-            break
+    began = perf_counter()
+    seen = sum([1 async for _ in _items(fleet)])
     found["inbox_runs_s"] = round(seen / (perf_counter() - began))
     assert seen == runs, (seen, runs)
     return found
@@ -151,7 +146,7 @@ async def _woken(url: str, store: JetStreamStore, runs: int) -> dict[str, Any]:
     """Approve a few one by one, each until its run is done; then all others at once."""
     fleet = Fleet(store)
     ids = list(_ids(runs))
-    each: list[float] = []
+    took_ms: list[float] = []
     cost: dict[str, Any] = {}
     async with _worker(url):
         for run in ids[:SAMPLES]:
@@ -159,20 +154,20 @@ async def _woken(url: str, store: JetStreamStore, runs: int) -> dict[str, Any]:
             began = perf_counter()
             await fleet.signal(run, "approve", {"marker": marker})
             await fleet.wait(run, timeout_s=20)
-            each.append(1000 * (perf_counter() - began))
+            took_ms.append(1000 * (perf_counter() - began))
 
         async def approve(run: str) -> None:
             await fleet.signal(run, "approve", {"marker": markers[run]})
 
         markers = {item.run: item.marker async for item in _items(fleet)}
         began = perf_counter()
-        await _each(ids[SAMPLES:], approve)
+        await each(ids[SAMPLES:], approve)
         cost["approve_runs_s"] = round((runs - SAMPLES) / (perf_counter() - began))
         await _tasks_gone(store)
         cost["wake_runs_s"] = round((runs - SAMPLES) / (perf_counter() - began))
     done = sum([1 async for _, word in store.heads() if word == "completed"])
     assert done == runs, (done, runs)
-    return {"approve_to_done_ms": _spread(each), **cost}
+    return {"approve_to_done_ms": _spread(took_ms), **cost}
 
 
 async def _items(fleet: Fleet) -> AsyncGenerator[Any, None]:
@@ -218,7 +213,7 @@ async def _floor(data: Path, runs: int, shards: int, sizes: list[int]) -> int:
             for size in sizes:
                 await nc.request(subject, b"x" * size, timeout=10)
 
-        await _each(range(runs), put)
+        await each(range(runs), put)
         await nc.close()
     async with EmbeddedServer(data, fsync=False):
         return round((_resident(_pid(data)) - empty) / runs)
@@ -233,19 +228,6 @@ def _ids(runs: int) -> Iterable[str]:
 
 def _streams(store: JetStreamStore) -> int:
     return len(store.journals)
-
-
-async def _each(items: Iterable[Any], call: Callable[[Any], Awaitable[object]]) -> None:
-    """All of them, `AT_ONCE` at once."""
-    left = iter(items)
-
-    async def some() -> None:
-        for item in left:
-            await call(item)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(some())
 
 
 @asynccontextmanager

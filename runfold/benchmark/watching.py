@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from time import monotonic
+from typing import TypeVar
 
 from journal.errors import RunfoldError
 from journal.fleet import Fleet
@@ -13,22 +14,29 @@ from journal.records import Claim, Record
 from journal.store import Store
 from journal.views import AwaitingApproval, instant
 
+Item = TypeVar("Item")
+
 LOOK_S = 0.01
 AT_ONCE = 64
 WAIT_S = 120.0
 
 
-async def start_all(fleet: Fleet, agent: str, runs: Collection[str]) -> None:
-    """Start the runs, many at once."""
-    gate = asyncio.Semaphore(AT_ONCE)
+async def each(items: Iterable[Item], call: Callable[[Item], Awaitable[object]]) -> None:
+    """Call it with all of them, `AT_ONCE` at once."""
+    left = iter(items)
 
-    async def one(run: str) -> None:
-        async with gate:
-            await fleet.start(agent, run, run_id=run)
+    async def some() -> None:
+        for item in left:
+            await call(item)
 
     async with asyncio.TaskGroup() as group:
-        for run in runs:
-            group.create_task(one(run))
+        for _ in range(AT_ONCE):
+            group.create_task(some())
+
+
+async def start_all(fleet: Fleet, agent: str, runs: Collection[str]) -> None:
+    """Start the runs, many at once."""
+    await each(runs, lambda run: fleet.start(agent, run, run_id=run))
 
 
 async def all_ended(fleet: Fleet, runs: Collection[str]) -> None:

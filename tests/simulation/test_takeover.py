@@ -91,6 +91,13 @@ class Town:
         await asyncio.sleep(1)
         return found
 
+    async def at_work(self, count: int, agent: str = "reader") -> tuple[Once, int]:
+        """A crew, one of which works run "r": that one, and how many tasks were published."""
+        await self.crew(count)
+        await Fleet(self.store).start(agent, 1, run_id="r")
+        await self.claimed("r", 1)
+        return await self.holder("r"), self.published
+
     async def until(self, met: Callable[[], Any], within_s: float = 60.0) -> None:
         await eventually(met, within_s)
 
@@ -208,10 +215,7 @@ def test_a_worker_that_comes_after_a_killed_one_claims_its_runs_within_a_second(
 
 def test_a_worker_that_stands_still_is_silent_and_left_to_the_ack_wait(play: Play) -> None:
     async def scene(town: Town) -> None:
-        await town.crew(3)
-        await Fleet(town.store).start("reader", 1, run_id="r")
-        await town.claimed("r", 1)
-        first, before = await town.holder("r"), town.published
+        first, before = await town.at_work(3)
         first.process.stop()
         await asyncio.sleep(ACK_WAIT_S - 3)
         assert len(await town.claims("r")) == 1 and town.published == before
@@ -227,10 +231,7 @@ def test_a_worker_that_is_cut_off_for_a_moment_keeps_its_run(play: Play) -> None
     """The alarm is false: the run is woken, its holder is asked, says yes, and the task goes."""
 
     async def scene(town: Town) -> None:
-        await town.crew(3)
-        await Fleet(town.store).start("reader", 1, run_id="r")
-        await town.claimed("r", 1)
-        first, before = await town.holder("r"), town.published
+        first, before = await town.at_work(3)
         town.client(first).cut(reconnect_s=0.45)
         await town.until(lambda: town.published > before, within_s=0.45)
         await town.until(lambda: town.tasks("r") == 1, within_s=2)
@@ -243,10 +244,7 @@ def test_a_worker_that_is_cut_off_for_a_moment_keeps_its_run(play: Play) -> None
 
 def test_a_worker_that_came_back_is_watched_as_before(play: Play) -> None:
     async def scene(town: Town) -> None:
-        await town.crew(3)
-        await Fleet(town.store).start("reader", 1, run_id="r")
-        await town.claimed("r", 1)
-        first, before = await town.holder("r"), town.published
+        first, before = await town.at_work(3)
         town.client(first).cut(reconnect_s=0.45)
         await town.until(lambda: town.published > before, within_s=0.45)
         await asyncio.sleep(1.5)
@@ -261,10 +259,7 @@ def test_nobody_is_suspected_after_the_server_went_away_for_everybody(play: Play
     """The first to be connected again would find the others gone."""
 
     async def scene(town: Town) -> None:
-        await town.crew(4)
-        await Fleet(town.store).start("reader", 1, run_id="r")
-        await town.claimed("r", 1)
-        first, before = await town.holder("r"), town.published
+        first, before = await town.at_work(4)
         others = [member for member in town.members if member is not first]
         for number, member in enumerate([*others, first]):
             town.client(member).cut(reconnect_s=0.3 * (number + 1))
@@ -276,10 +271,7 @@ def test_nobody_is_suspected_after_the_server_went_away_for_everybody(play: Play
 
 def test_alarm_after_alarm_leaves_a_run_with_one_hint_and_its_holder(play: Play) -> None:
     async def scene(town: Town) -> None:
-        await town.crew(4)
-        await Fleet(town.store).start("reader", 1, run_id="r")
-        await town.claimed("r", 1)
-        first, before = await town.holder("r"), town.published
+        first, before = await town.at_work(4)
         most = 0
         for _ in range(8):
             town.client(first).cut(reconnect_s=0.4)
