@@ -2,8 +2,10 @@
 
 Why it is safe: all that is done here is to publish tasks, and a task only says "look at this run".
 Whoever follows one asks the holder himself, twice and a grace apart, before he claims (claims.py);
-a holder that was cut off for a moment says yes by then, and the task is dropped. So that false
-alarms stay cheap, a run with a newer task gets another one only if it still stands a grace later.
+a holder that was cut off for a moment says yes by then, and the task is dropped. A run whose task
+is about a record that is not there gets none: workers leave it alone for that task, its missing
+records may be a write's start. So that false alarms stay cheap, a run with a newer task gets
+another one only if it still stands a grace later.
 
 Some runs are left to the redelivery, after the ack wait: see peers.hurried.
 """
@@ -113,7 +115,7 @@ class _Look:
 
     async def _abandoned(self, one: InFlight) -> bool:
         fold = (await Log.resumed(self._store, one.run_id, by="peers")).fold
-        if fold.started is None or fold.newer is not None:
+        if fold.started is None or fold.newer is not None or one.cause > fold.n:
             return False
         task = one.first - 1  # nobody is known to have followed it
         if fold.claim is not None:

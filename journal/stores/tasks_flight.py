@@ -16,16 +16,18 @@ from ..ids import RunId, from_subject_token
 from ..limits import FLIGHT_MAX
 from .jetstream_read import Patience, Reader
 from .tasks_consumers import Consumers
-from .tasks_message import PRIORITIES, Priority, consumer_filter, task_subject
+from .tasks_message import PRIORITIES, Priority, cause_of, consumer_filter, task_subject
 
 
 class InFlight(Struct, frozen=True):
-    """A run with tasks in flight: the sequences of the `first` and the `last` of them."""
+    """A run with tasks in flight: the sequences of the `first` and the `last` of them, and the
+    latest record that one is about."""
 
     run_id: RunId
     agent: str
     first: int
     last: int
+    cause: int
 
 
 class Flight:
@@ -61,8 +63,10 @@ class Flight:
                 run_id = from_subject_token(stored.subject.split(".")[3])
             except InvalidId:  # no task: whoever it is delivered to removes it
                 continue
-            first = found[run_id].first if run_id in found else last
-            found[run_id] = InFlight(run_id, agent, first, last)
+            cause, before = cause_of(stored.data), found.get(run_id)
+            first = before.first if before else last
+            cause = max(cause, before.cause) if before else cause
+            found[run_id] = InFlight(run_id, agent, first, last, cause)
 
     async def newest(self, run_id: RunId, agent: str, priority: Priority) -> int:
         """The sequence of the run's last task that waits or is in flight; 0 without one."""

@@ -12,7 +12,9 @@ from kit.records import Chain, fill, journal_of
 from kit.servers import NatsServer
 from kit.waiting import eventually
 
+from journal import doors
 from journal.adopting import Looked, wake_abandoned
+from journal.fleet import Fleet
 from journal.ids import RunId
 from journal.records import Claim, StepStarted
 from journal.stores import jetstream_lasts
@@ -51,7 +53,7 @@ async def test_in_flight_is_what_was_delivered_and_is_not_settled(direct: JetStr
             assert await direct.tasks.ack(one)
         found = await flight.of([AGENT])
         assert found == {
-            RunId(f"r.{number}"): InFlight(RunId(f"r.{number}"), AGENT, number, number)
+            RunId(f"r.{number}"): InFlight(RunId(f"r.{number}"), AGENT, number, number, 1)
             for number in (2, 4, 5)
         }
         for one in (tasks[1], tasks[3], tasks[4]):
@@ -71,8 +73,11 @@ async def test_in_flight_are_tasks_of_every_priority_and_agent_and_the_first_of_
         delivered(direct, 2),
     ):
         found = await direct.tasks.flight.of([AGENT, "a.b", "nobody"])
-        seen = {run_id: (one.agent, one.first, one.last) for run_id, one in found.items()}
-        assert seen == {"h": (AGENT, 1, 2), "l": ("a.b", 3, 3), "n": (AGENT, 5, 6)}
+        assert found == {
+            RunId("h"): InFlight(RunId("h"), AGENT, 1, 2, 2),
+            RunId("l"): InFlight(RunId("l"), "a.b", 3, 3, 1),
+            RunId("n"): InFlight(RunId("n"), AGENT, 5, 6, 2),
+        }
         newest = direct.tasks.flight.newest
         assert await newest(RunId("h"), AGENT, 1) == 2
         assert await newest(RunId("l"), "a.b", -1) == 4
@@ -184,6 +189,36 @@ async def test_a_run_that_nobody_holds_is_woken_if_it_is_so_twice(direct: JetStr
         third = await woken(direct, NOBODY, second)
         assert third.woken == ()
     assert tail
+
+
+async def test_a_run_whose_task_knows_of_a_lost_record_is_woken_by_no_look_and_no_repeated_start(
+    direct: JetStreamStore,
+) -> None:
+    """Workers leave it alone for that task; they would follow one about what is left, and make a
+    write again whose start is what was lost."""
+    fleet = Fleet(direct)
+    await fleet.start(AGENT, "x", run_id="unclaimed")
+    await held_by(direct, "claimed", claim("w1", 9))
+    await direct.wake(RunId("claimed"), AGENT, cause=2)
+    for run in ("unclaimed", "claimed"):
+        await direct.wake(RunId(run), AGENT, cause=7)
+    async with delivered(direct, 4):
+        first = await woken(direct, ["w1"])
+        assert first == Looked((), {})
+        assert not (await fleet.start(AGENT, "x", run_id="unclaimed")).created
+        assert await woken(direct, ["w1"], Looked((), {"unclaimed": 1, "claimed": 2})) == first
+        flight = await direct.tasks.flight.of([AGENT])
+        for one in flight.values():
+            newest = await direct.tasks.flight.newest(one.run_id, AGENT, 0)
+            assert (one.cause, newest) == (7, one.last)
+
+
+async def test_a_start_repeated_after_its_task_was_lost_is_told_again(
+    direct: JetStreamStore,
+) -> None:
+    await doors.start(direct, AGENT, "x", run_id="r1", revision="")
+    assert not (await Fleet(direct).start(AGENT, "x", run_id="r1")).created
+    assert await direct.tasks.cause(RunId("r1"), AGENT) == 1
 
 
 async def test_a_damaged_run_keeps_no_other_from_being_woken(

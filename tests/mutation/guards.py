@@ -71,6 +71,10 @@ NATS_FEED = "tests/core/test_nats_feed.py::"
 NATS_CONFIG = "tests/real/test_nats_config.py::"
 PEERS = "tests/core/test_peers.py::"
 ADOPTING = "tests/contract/test_adopting.py::"
+LOST = (
+    ADOPTING
+    + "test_a_run_whose_task_knows_of_a_lost_record_is_woken_by_no_look_and_no_repeated_start"
+)
 TAKEOVER = "tests/simulation/test_takeover.py::"
 FSYNC_ORDER = "tests/real/test_fsync_order.py::"
 TWO_AT_ONCE = "tests/real/test_two_at_once.py::"
@@ -695,6 +699,22 @@ MUTANTS = [
         "if newest > one.last:",
         "if False:",
         ADOPTING + "test_a_look_wakes_the_runs_of_who_is_gone_and_no_others",
+    ),
+    Mutant(
+        "lost-woken",
+        "a run whose task is about a record that is gone is woken by no look",
+        "journal/adopting.py",
+        " or one.cause > fold.n:",
+        ":",
+        LOST,
+    ),
+    Mutant(
+        "lost-started-again",
+        "nor by a start that is repeated",
+        "journal/fleet.py",
+        "if created or not await self._has_task(log):",
+        "if True:",
+        LOST,
     ),
     Mutant(
         "unheld-at-once",
