@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from .fold import Fold
-from .limits import HOLDER_GRACE_S
+from .limits import HELD_BACK_DELIVERIES, HOLDER_GRACE_S
 from .waits import due, other_code_may, wakes_at
 
 Answer: TypeAlias = Literal["yes", "no", "nobody", "silent"]
@@ -119,6 +119,10 @@ class NotMine(Struct, frozen=True):
     why: str
 
 
+class HeldBack(Struct, frozen=True):
+    """It is on its last chance, and so is a run that this worker holds: nak, soon again."""
+
+
 class Stale(Struct, frozen=True):
     """The read ends before the record that caused the task: read again, settle nothing."""
 
@@ -131,7 +135,16 @@ class Drop(Struct, frozen=True):
     """Somebody holds the run, or will be dispatched anew: ack this hint."""
 
 
-TaskDecision: TypeAlias = Take | AskHolder | Finished | Resting | NotMine | Stale | Leave | Drop
+TaskDecision: TypeAlias = (
+    Take | AskHolder | Finished | Resting | NotMine | HeldBack | Stale | Leave | Drop
+)
+
+
+def on_last_chance(restarts: int, restart_limit: int) -> bool:
+    """Whether a run that lost so many workers in a row fails with the next one. What kills its
+    workers takes other runs with it each time, and all of them come back together: those with so
+    many losses as this go one at a time on a worker, so that it kills none of them for good."""
+    return max(1, restart_limit - 1) <= restarts < restart_limit
 
 
 def decide_task(
@@ -144,9 +157,18 @@ def decide_task(
     now: str,
     ack_wait_s: float,
     restart_limit: int,
+    crowded: bool = False,
 ) -> TaskDecision:
     """What a worker does about a task at this fold. `accepts`: the revisions it may run, its own
-    first; `answers` about the live claim, in order. A damaged journal never gets here."""
+    first; `answers` about the live claim, in order; `crowded`: it holds a run on its last chance.
+    A damaged journal never gets here."""
+
+    def take(reason: Reason, restarts: int) -> Take | HeldBack:
+        tired = task.delivery > HELD_BACK_DELIVERIES
+        if crowded and not tired and on_last_chance(restarts, restart_limit):
+            return HeldBack()
+        return Take(reason, lost=restarts >= restart_limit)
+
     if fold.n < task.cause:
         return Stale()
     if fold.purged is not None:
@@ -163,12 +185,12 @@ def decide_task(
         if not fold.runnable(now) and not other_code_may(fold, accepts[0]):
             until = wakes_at(fold)  # a time that has come woke nobody: a person must act first
             return Resting("" if due(until, now) else until)
-        return Take(_reason(fold), lost=fold.restarts >= restart_limit)
+        return take(_reason(fold), fold.restarts)
     live = fold.claim
     same = live.task == task.sequence
     # A message that comes again was not held for the ack wait.
     came_again = same and task.delivery > live.delivery
-    lost = fold.restarts + 1 >= restart_limit
+    restarts = fold.restarts + 1  # with the holder that is gone
     match list(answers):
         case []:
             return AskHolder(live.worker, live.n, 0.0)
@@ -176,10 +198,10 @@ def decide_task(
             return Leave() if same else Drop()
         case [*_, "silent"]:
             if came_again:
-                return Take("redelivery", lost)
+                return take("redelivery", restarts)
             return Leave() if same else Drop()
         case [*_, "no"] | [*_, "nobody", "nobody"]:
-            return Take("adopted", lost)  # it was asked: what "redelivery" can't say
+            return take("adopted", restarts)  # it was asked: what "redelivery" can't say
         case _:
             after = ack_wait_s if fold.unknown() and not came_again else HOLDER_GRACE_S
             return AskHolder(live.worker, live.n, after)

@@ -135,6 +135,8 @@ INPUTS_QUEUED_MAX = 256
 
 RESTART_LIMIT = 5
 RESTART_LIMIT_MAX = 1000
+HELD_BACK_DELIVERIES = 300
+"""After so many, each up to a second apart, a run on its last chance shares a worker after all."""
 GRACE_S = 25.0
 CONCURRENCY = 64
 CONCURRENCY_MAX = 4096

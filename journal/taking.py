@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
@@ -20,6 +21,7 @@ from .claims import (
     Delivery,
     Drop,
     Finished,
+    HeldBack,
     Leave,
     NotMine,
     Resting,
@@ -28,6 +30,7 @@ from .claims import (
     TaskDecision,
     decide_task,
     live_claim,
+    on_last_chance,
 )
 from .ends import Clock
 from .errors import RunfoldError
@@ -55,8 +58,8 @@ class Wanted(Struct, frozen=True):
 
 
 class Taken(Struct, frozen=True):
-    """A run that was claimed. `lost`: the restart limit's holders in a row, or 0; `give` gives its
-    key up."""
+    """A run that was claimed. `lost`: the restart limit's holders in a row, or 0; `give` gives up
+    its key and its place."""
 
     run: Log
     claim: Claim
@@ -66,7 +69,10 @@ class Taken(Struct, frozen=True):
 
 class Taking:
     """Takes runs for one worker. `closed`: it takes no more. `claiming`: runs it is about to claim,
-    with the record before the claim. `remote`: see records.Claim."""
+    with the record before the claim. `remote`: see records.Claim.
+
+    One run on its last chance at a time, until it has moved on or is given back; over HTTP each
+    run has a `Taking` of its own: its worker decides what it polls for."""
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class Taking:
         self._restart_limit = restart_limit
         self._remote = remote
         self._keys = Keys(store)
+        self._last_chance: tuple[Log, int] | None = None
 
     async def take(
         self, task: Task, lease: Lease, terms: Terms, wanted: Wanted | None = None
@@ -151,7 +158,15 @@ class Taking:
             now=instant_text(clock_of(task)()),
             ack_wait_s=self._ack_wait_s,
             restart_limit=self._restart_limit,
+            crowded=self._crowded(fold),
         )
+
+    def _crowded(self, by: Fold) -> bool:
+        """Whether a run on its last chance is here that has not moved on since it was taken."""
+        if self._last_chance is None:
+            return False
+        run, at = self._last_chance
+        return run.fold is not by and not (run.fold.n > at and run.fold.restarts == 0)
 
     async def _claim(self, wanted: Wanted, task: Task, lease: Lease, terms: Terms) -> Taken | None:
         """Claim the run; None where at a new tail that is not due any more."""
@@ -161,10 +176,16 @@ class Taking:
             raise RunfoldError("this worker is being stopped", run_id=run.run_id)
         started = run.fold.started
         assert started is not None
-        give = await self._keys.take(started.key, run.run_id)
-        if give is None:
-            lease.nak(min(1.0, 0.1 * task.delivery))
+        give_key = await self._keys.take(started.key, run.run_id)
+        if give_key is None:
+            lease.nak(_soon(task))
             raise RunfoldError(f"another run of key {started.key} is active", run_id=run.run_id)
+
+        def give() -> None:
+            give_key()
+            if self._last_chance is not None and self._last_chance[0] is run:
+                self._last_chance = None
+
         about = live_claim(run.fold)
         restarts: list[int] = []
         over_at: list[str] = []
@@ -173,7 +194,10 @@ class Taking:
             now = self._decision(fold, task, terms, answers if live_claim(fold) == about else [])
             if not isinstance(now, Take):
                 return None
-            restarts[:] = [fold.restarts + (fold.claim is not None)] if now.lost else [0]
+            before = fold.restarts + (fold.claim is not None)
+            restarts[:] = [before] if now.lost else [0]
+            if on_last_chance(before, self._restart_limit):
+                self._last_chance = (run, fold.n)
             over_at[:] = [run.over_at]
             return Claim(
                 worker=self.worker,
@@ -215,6 +239,8 @@ async def _settle(run: Log, decision: TaskDecision, lease: Lease) -> None:
             )
             # soon at first: in a mixed fleet the next worker may be the right one
             lease.nak(min(REVISIT_S, 0.05 * 2 ** min(lease.task.delivery, 10)))
+        case HeldBack():
+            lease.nak(_soon(lease.task) * random.uniform(0.5, 1.0))
         case Leave():
             lease.leave()
         case Drop():
@@ -223,6 +249,10 @@ async def _settle(run: Log, decision: TaskDecision, lease: Lease) -> None:
             raise AssertionError(decision)
         case other:
             assert_never(other)
+
+
+def _soon(task: Task) -> float:
+    return min(1.0, 0.1 * task.delivery)
 
 
 def clock_of(task: Task) -> Clock:

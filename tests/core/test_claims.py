@@ -42,6 +42,7 @@ from journal.claims import (
     Delivery,
     Drop,
     Finished,
+    HeldBack,
     HeldBy,
     Leave,
     NotMine,
@@ -53,7 +54,7 @@ from journal.claims import (
     decide_claim,
     decide_task,
 )
-from journal.limits import HOLDER_GRACE_S, RESTART_LIMIT
+from journal.limits import HELD_BACK_DELIVERIES, HOLDER_GRACE_S, RESTART_LIMIT
 from journal.records import Record, RunPurged
 
 ACK_WAIT_S = 30.0
@@ -191,6 +192,7 @@ def decide(
     now: str = NOW,
     accepts: tuple[str, ...] = ("1",),
     restart_limit: int = RESTART_LIMIT,
+    crowded: bool = False,
 ) -> TaskDecision:
     return decide_task(
         Log(*records).fold,
@@ -201,6 +203,7 @@ def decide(
         now=now,
         ack_wait_s=ACK_WAIT_S,
         restart_limit=restart_limit,
+        crowded=crowded,
     )
 
 
@@ -390,6 +393,30 @@ def test_a_holder_that_may_be_alive_is_left_alone_at_the_limit_too(answer: Answe
     assert not isinstance(decide(restarted(9), answer), Take)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+@pytest.mark.parametrize("answers", [("no",), ("nobody", "nobody"), ("silent",)])
+def test_beside_a_run_on_its_last_chance_no_other_such_run_is_taken(
+    answers: tuple[Answer, ...], limit: int
+):
+    """Nor one that has lost nobody kept from work, nor one whose failure is to be recorded."""
+    for lost in range(limit + 2):
+        claims = lost + 1
+        held = claims == limit - 1
+        beside = decide(restarted(lost), *answers, delivery=9, restart_limit=limit, crowded=True)
+        let_go = decide([*restarted(claims), released()], restart_limit=limit, crowded=True)
+        assert isinstance(beside, HeldBack) == held, claims
+        assert isinstance(let_go, HeldBack) == held, claims
+        assert held or isinstance(beside, Take)
+    assert decide([started()], restart_limit=limit, crowded=True) == Take("new")
+
+
+def test_who_is_held_back_for_minutes_is_taken_after_all():
+    at = restarted(3)
+    few, many = HELD_BACK_DELIVERIES, HELD_BACK_DELIVERIES + 1
+    assert decide(at, "no", delivery=few, restart_limit=5, crowded=True) == HeldBack()
+    assert decide(at, "no", delivery=many, restart_limit=5, crowded=True) == Take("adopted")
+
+
 def test_a_release_is_no_loss_and_takes_none_back():
     assert decide([*restarted(4), released()], restart_limit=5) == Take("wake")
     assert decide([*restarted(5), released()], restart_limit=5) == Take("wake", lost=True)
@@ -464,7 +491,7 @@ def test_a_tombstone_is_dropped():
 
 
 def test_every_decision_on_a_task_stands_in_these_tables():
-    seen = {type(expected) for _, expected in NEVER_HELD.values()}
+    seen = {type(expected) for _, expected in NEVER_HELD.values()} | {HeldBack}  # below a limit
     for _, *expected in ABOUT_A_CLAIM:
         seen |= {type(one) for one in expected}
     assert seen == set(TaskDecision.__args__)  # type: ignore[attr-defined]

@@ -71,6 +71,7 @@ NATS_FEED = "tests/core/test_nats_feed.py::"
 NATS_CONFIG = "tests/real/test_nats_config.py::"
 PEERS = "tests/core/test_peers.py::"
 ADOPTING = "tests/contract/test_adopting.py::"
+LAST_CHANCE = "tests/contract/test_last_chance.py::"
 LOST = (
     ADOPTING
     + "test_a_run_whose_task_knows_of_a_lost_record_is_woken_by_no_look_and_no_repeated_start"
@@ -699,6 +700,22 @@ MUTANTS = [
         "if newest > one.last:",
         "if False:",
         ADOPTING + "test_a_look_wakes_the_runs_of_who_is_gone_and_no_others",
+    ),
+    Mutant(
+        "last-chances-together",
+        "beside a run on its last chance no other such run is taken",
+        "journal/claims.py",
+        "if crowded and not tired and on_last_chance(restarts, restart_limit):",
+        "if False:",
+        LAST_CHANCE + "test_one_at_a_time_until_it_has_moved_on",
+    ),
+    Mutant(
+        "last-chance-unnoted",
+        "of two that are looked at at once one is taken",
+        "journal/taking.py",
+        "if on_last_chance(before, self._restart_limit):",
+        "if False:",
+        LAST_CHANCE + "test_of_two_that_are_looked_at_at_once_one_is_taken",
     ),
     Mutant(
         "lost-woken",
