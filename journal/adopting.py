@@ -2,10 +2,9 @@
 
 Why it is safe: all that is done here is to publish tasks, and a task only says "look at this run".
 Whoever follows one asks the holder himself, twice and a grace apart, before he claims (claims.py);
-a holder that was cut off for a moment says yes by then, and the task is dropped. A run whose task
-is about a record that is not there gets none: workers leave it alone for that task, its missing
-records may be a write's start. So that false alarms stay cheap, a run with a newer task gets
-another one only if it still stands a grace later.
+a holder that was cut off for a moment says yes by then, and the task is dropped. A run of which
+records are lost gets none (doors.records_lost). So that false alarms stay cheap, a run with a newer
+task gets another one only if it still stands a grace later.
 
 Some runs are left to the redelivery, after the ack wait: see peers.hurried.
 """

@@ -164,8 +164,8 @@ def decide_task(
     A damaged journal never gets here."""
 
     def take(reason: Reason, restarts: int) -> Take | HeldBack:
-        tired = task.delivery > HELD_BACK_DELIVERIES
-        if crowded and not tired and on_last_chance(restarts, restart_limit):
+        waited = task.delivery > HELD_BACK_DELIVERIES or fold.cancel is not None
+        if crowded and not waited and on_last_chance(restarts, restart_limit):
             return HeldBack()
         return Take(reason, lost=restarts >= restart_limit)
 

@@ -175,11 +175,24 @@ async def announce(log: Log, what: str) -> None:
         await wake(log)
 
 
-async def wake(log: Log) -> None:
-    """A task, where a holder would have something to do and there is none."""
+async def records_lost(log: Log) -> bool:
+    """Whether a task of the run is about a record behind its journal's end: acknowledged records
+    are gone (a disk, a restore), perhaps a write's start. Workers leave the run alone for such a
+    task, and would follow one about what is left: without a person's doing it gets none."""
+    started = log.fold.started
+    return started is not None and log.fold.n < await log.store.task_cause(
+        log.run_id, started.agent
+    )
+
+
+async def wake(log: Log, *, again: bool = False) -> None:
+    """A task, where a holder would have something to do and there is none. `again`: because of a
+    record that was announced before, perhaps."""
     fold = log.fold
     started = fold.started
     if started and fold.claim is None and not fold.finished and fold.runnable():
+        if again and await records_lost(log):
+            return
         await log.store.wake(log.run_id, started.agent, cause=fold.n, priority=started.priority)
 
 

@@ -104,19 +104,8 @@ class Fleet:
         # Not read first: an id that is new needs no look, and of one that is not the append loses.
         log = Log(self.store, run, by=self.by)
         created = await doors.start_in(log, body)
-        if created or not await self._has_task(log):  # the first may have died in between
-            await doors.wake(log)
+        await doors.wake(log, again=not created)  # the first may have died in between
         return Started(run_id=run, created=created)
-
-    async def _has_task(self, log: Log) -> bool:
-        """Then it gets none: where that one is about a record that is gone (a lost disk), workers
-        leave the run alone, and would follow one about what is left."""
-        store, started = self.store, log.fold.started
-        return (
-            started is not None
-            and isinstance(store, JetStreamStore)
-            and await store.tasks.holds(log.run_id, started.agent)
-        )
 
     async def get(self, run_id: str) -> RunState:
         """The run as it is now. Raises RunNotFound, JournalDamaged."""

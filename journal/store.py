@@ -128,6 +128,11 @@ class Store(Protocol):
         repeated. Does nothing on a store without a fleet. Raises StoreUnavailable."""
         ...
 
+    async def task_cause(self, run_id: RunId, agent: str) -> int:
+        """The record that a task of the run is about, which waits or is at work; 0 without one.
+        Raises StoreUnavailable."""
+        ...
+
     async def wake_at(
         self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
     ) -> None:

@@ -199,10 +199,13 @@ async def _look(
     now = datetime.now(UTC)
     if instant(log.fold.head_at) > now - timedelta(seconds=fresh_s):
         return _Look(False, "open", agent)
+    cause = await store.task_cause(run_id, agent)
+    if cause > log.fold.n:  # a stale read, or records are lost: not even told of a child's end
+        return _Look(False, "open", agent)
     reason = await stranded(store, log, instant_text(now), revision)
     if reason is None:
         return _Look(False, rest, agent)
-    if await store.tasks.holds(run_id, agent):
+    if cause:
         return _Look(False, "open", agent)
     await store.wake(run_id, agent, cause=log.fold.n, priority=started.priority)
     return _Look(True, "open", agent)

@@ -91,7 +91,7 @@ class Taking:
         self._restart_limit = restart_limit
         self._remote = remote
         self._keys = Keys(store)
-        self._last_chance: tuple[Log, int] | None = None
+        self._last_chances: dict[Log, int] = {}
 
     async def take(
         self, task: Task, lease: Lease, terms: Terms, wanted: Wanted | None = None
@@ -163,10 +163,10 @@ class Taking:
 
     def _crowded(self, by: Fold) -> bool:
         """Whether a run on its last chance is here that has not moved on since it was taken."""
-        if self._last_chance is None:
-            return False
-        run, at = self._last_chance
-        return run.fold is not by and not (run.fold.n > at and run.fold.restarts == 0)
+        return any(
+            run.fold is not by and (run.fold.n <= at or run.fold.restarts)
+            for run, at in self._last_chances.items()
+        )
 
     async def _claim(self, wanted: Wanted, task: Task, lease: Lease, terms: Terms) -> Taken | None:
         """Claim the run; None where at a new tail that is not due any more."""
@@ -183,8 +183,7 @@ class Taking:
 
         def give() -> None:
             give_key()
-            if self._last_chance is not None and self._last_chance[0] is run:
-                self._last_chance = None
+            self._last_chances.pop(run, None)
 
         about = live_claim(run.fold)
         restarts: list[int] = []
@@ -197,7 +196,7 @@ class Taking:
             before = fold.restarts + (fold.claim is not None)
             restarts[:] = [before] if now.lost else [0]
             if on_last_chance(before, self._restart_limit):
-                self._last_chance = (run, fold.n)
+                self._last_chances[run] = fold.n
             over_at[:] = [run.over_at]
             return Claim(
                 worker=self.worker,
@@ -240,6 +239,7 @@ async def _settle(run: Log, decision: TaskDecision, lease: Lease) -> None:
             # soon at first: in a mixed fleet the next worker may be the right one
             lease.nak(min(REVISIT_S, 0.05 * 2 ** min(lease.task.delivery, 10)))
         case HeldBack():
+            log.debug("run %s waits: it is on its last chance, and another is here", run.run_id)
             lease.nak(_soon(lease.task) * random.uniform(0.5, 1.0))
         case Leave():
             lease.leave()

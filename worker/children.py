@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from journal import ids
 from journal.calling import Perform
-from journal.doors import start_in, started_body
+from journal.doors import records_lost, start_in, started_body
 from journal.errors import BadPayload, ChildFailed, InputMismatch
 from journal.handle import Journal
 from journal.ids import RunId
@@ -44,8 +44,9 @@ def spawning(
     )
 
     async def perform(start: StepStarted) -> StepCompleted:
-        await start_in(await Log.read(journal.store, child, by=journal.worker), body)
-        await journal.store.wake(child, agent, cause=1, priority=priority)
+        log = await Log.read(journal.store, child, by=journal.worker)
+        if await start_in(log, body) or not await records_lost(log):
+            await journal.store.wake(child, agent, cause=1, priority=priority)
         return StepCompleted(step=position, result=child)
 
     return child, make_call(position, "tool", SPAWN, what, unsafe=False), perform

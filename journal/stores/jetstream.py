@@ -275,6 +275,9 @@ class JetStreamStore:
     async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
         await self._tasks.publish(run_id, agent, cause=cause, priority=priority)
 
+    async def task_cause(self, run_id: RunId, agent: str) -> int:
+        return await self._tasks.cause(run_id, agent) or 0
+
     async def wake_at(
         self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
     ) -> None:

@@ -56,6 +56,10 @@ class MemoryStore:
     async def wake(self, run_id: RunId, agent: str, *, cause: int, priority: int = 0) -> None:
         """Nobody waits for work here: a run goes on when it is run."""
 
+    async def task_cause(self, run_id: RunId, agent: str) -> int:
+        """As wake."""
+        return 0
+
     async def wake_at(
         self, run_id: RunId, agent: str, *, at: datetime, cause: int, priority: int = 0
     ) -> None:

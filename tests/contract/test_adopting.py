@@ -14,14 +14,27 @@ from kit.waiting import eventually
 
 from journal import doors
 from journal.adopting import Looked, wake_abandoned
+from journal.doors import started_body
 from journal.fleet import Fleet
+from journal.handle import Journal
 from journal.ids import RunId
-from journal.records import Claim, StepStarted
+from journal.log import Log
+from journal.records import (
+    SPAWN,
+    Claim,
+    Commit,
+    RunCompleted,
+    StepCompleted,
+    StepStarted,
+    Waits,
+)
 from journal.stores import jetstream_lasts
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.provision import provision
 from journal.stores.tasks import Task
 from journal.stores.tasks_flight import InFlight
+from journal.sweep import sweep
+from worker.children import spawning
 from worker.peers import PeerWatch
 
 AGENT = "a"
@@ -211,6 +224,60 @@ async def test_a_run_whose_task_knows_of_a_lost_record_is_woken_by_no_look_and_n
         for one in flight.values():
             newest = await direct.tasks.flight.newest(one.run_id, AGENT, 0)
             assert (one.cause, newest) == (7, one.last)
+
+
+CHILD = RunId("p.kid")
+SPAWNED = StepStarted(
+    step="s",
+    kind="tool",
+    tool=SPAWN,
+    digest="0" * 16,
+    replay="safe",
+    key="k",
+    input={"run": CHILD, "agent": AGENT, "input": "hi"},
+)
+
+
+async def parent_and_child(store: JetStreamStore, *, ended: bool) -> None:
+    """A parent that waits for its child."""
+    parent = Chain("p")
+    parent.started()
+    parent.add(claim("w1", 1))
+    parent.add(SPAWNED, claim=2)
+    parent.add(StepCompleted(step="s", result=CHILD, via="run"), claim=2)
+    parent.add(Commit(action="continue", iteration=0, waits=Waits(until_child=CHILD)), claim=2)
+    await fill(store, parent)
+    child = Chain(CHILD)
+    child.add(started_body(CHILD, AGENT, "hi", parent="p", depth=1))
+    if ended:
+        child.add(claim("w1", 2))
+        child.add(RunCompleted(message="done"), claim=2, status="completed")
+    await fill(store, child)
+
+
+async def test_a_parent_of_which_records_are_lost_is_not_told_of_its_childs_end_by_a_sweep(
+    direct: JetStreamStore,
+) -> None:
+    """That would be a task about what is left, and `doctor` would not find the loss any more."""
+    await parent_and_child(direct, ended=True)
+    await direct.wake(RunId("p"), AGENT, cause=8)
+    assert (await sweep(direct, agents={AGENT: "r"}, fresh_s=0)).dispatched == ()
+    assert (await Log.read(direct, RunId("p"))).fold.n == 5
+    assert await direct.task_cause(RunId("p"), AGENT) == 8
+
+
+async def test_a_child_of_which_records_are_lost_is_not_woken_by_its_parents_repeated_step(
+    direct: JetStreamStore,
+) -> None:
+    await parent_and_child(direct, ended=False)
+    parent = Journal(direct, RunId("p"), by="w1", is_write=lambda _: False)
+    await parent.refresh()
+    _, _, perform = spawning(parent, "s", AGENT, "hi", name="kid", priority=0)
+    await perform(SPAWNED)
+    assert await direct.task_cause(CHILD, AGENT) == 1
+    await direct.wake(CHILD, AGENT, cause=5)
+    await perform(SPAWNED)
+    assert await direct.task_cause(CHILD, AGENT) == 5
 
 
 async def test_a_start_repeated_after_its_task_was_lost_is_told_again(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from kit.records import Chain, fill
 
+from journal import doors
 from journal.fold import Fold
+from journal.handle import Journal
 from journal.ids import RunId
 from journal.lease import Lease
+from journal.limits import HELD_BACK_DELIVERIES
 from journal.records import Claim, Release, StepStarted
 from journal.stores.jetstream import JetStreamStore
 from journal.stores.tasks import Task
@@ -115,6 +119,34 @@ async def test_others_go_on_beside_it(desk: Desk) -> None:
         taken = await desk.taken(await lost_workers(desk, run, lost))
         assert taken.lost == (lost if lost == LIMIT else 0)
     assert await desk.take(await lost_workers(desk, "second", LIMIT - 1)) is None
+
+
+async def test_one_that_waited_too_long_keeps_its_place_to_itself(desk: Desk) -> None:
+    """It shares the worker with the first; when it has ended, that one still stands there."""
+    await desk.taken(await lost_workers(desk, "first", LIMIT - 1))
+    waiting = await lost_workers(desk, "second", LIMIT - 1)
+    long = msgspec.structs.replace(waiting, delivery=HELD_BACK_DELIVERIES + 1)
+    (await desk.taken(long)).give()
+    assert await desk.take(await lost_workers(desk, "third", LIMIT - 1)) is None
+
+
+async def test_a_cancelled_one_does_not_wait(desk: Desk) -> None:
+    """To end it calls nothing, and a person waits for that."""
+    await desk.taken(await lost_workers(desk, "first", LIMIT - 1))
+    await lost_workers(desk, "second", LIMIT - 1)
+    await doors.signal(desk.store, "second", "cancel", {"reason": "now"})
+    assert (await desk.taken(await desk.next())).run.run_id == "second"
+
+
+async def test_it_moves_on_by_the_handle_of_its_work(desk: Desk) -> None:
+    first = await desk.taken(await lost_workers(desk, "first", LIMIT - 1))
+    work = Journal.claimed(
+        first.run, first.claim, is_write=desk.agent.is_unsafe, ack_wait_s=ACK_WAIT_S
+    )
+    assert await desk.take(await lost_workers(desk, "second", LIMIT - 1)) is None
+    again = await desk.next()
+    await work.append(step)
+    assert (await desk.taken(again)).run.run_id == "second"
 
 
 async def test_a_claim_that_came_to_nothing_keeps_no_place(

@@ -705,7 +705,7 @@ MUTANTS = [
         "last-chances-together",
         "beside a run on its last chance no other such run is taken",
         "journal/claims.py",
-        "if crowded and not tired and on_last_chance(restarts, restart_limit):",
+        "if crowded and not waited and on_last_chance(restarts, restart_limit):",
         "if False:",
         LAST_CHANCE + "test_one_at_a_time_until_it_has_moved_on",
     ),
@@ -729,9 +729,27 @@ MUTANTS = [
         "lost-started-again",
         "nor by a start that is repeated",
         "journal/fleet.py",
-        "if created or not await self._has_task(log):",
-        "if True:",
+        "await doors.wake(log, again=not created)",
+        "await doors.wake(log)",
         LOST,
+    ),
+    Mutant(
+        "lost-parent-told",
+        "nor told of its child's end by a sweep",
+        "journal/sweep.py",
+        "if cause > log.fold.n:",
+        "if False:",
+        ADOPTING
+        + "test_a_parent_of_which_records_are_lost_is_not_told_of_its_childs_end_by_a_sweep",
+    ),
+    Mutant(
+        "lost-child-woken",
+        "nor woken by its parent's repeated step",
+        "worker/children.py",
+        "if await start_in(log, body) or not await records_lost(log):",
+        "if [await start_in(log, body)]:",
+        ADOPTING
+        + "test_a_child_of_which_records_are_lost_is_not_woken_by_its_parents_repeated_step",
     ),
     Mutant(
         "unheld-at-once",
