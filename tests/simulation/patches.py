@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import bridge.offers
 import worker.peers
 import worker.service
 
@@ -25,9 +26,14 @@ EPOCH_NS = int(EPOCH.timestamp()) * 10**9
 PACKAGES = ("journal.", "worker.", "bridge.", "kit.simulated", "simulation.")
 
 
-PROBE_S = 2.0
-"""Peers ask each other less often than they do, in seven schedules of eight: most of what happens
-would be their questions."""
+PULL_SHARE = 0.9
+IDLER: tuple[tuple[Any, str, Any], ...] = (
+    (worker.peers, "PEER_PROBE_S", 2.0),
+    (worker.service, "standing_s", lambda ack_wait_s: ack_wait_s * PULL_SHARE),
+    (bridge.offers, "standing_s", lambda ack_wait_s: ack_wait_s * PULL_SHARE),
+)
+"""In seven schedules of eight peers ask each other less often than they do, and pulls stand longer:
+most of what happens would be their questions, and the pulls of who has nothing to do."""
 
 
 class _AnyDatetime(type):
@@ -101,7 +107,7 @@ def deterministic(loop: VirtualLoop, seed: int | str) -> Iterator[None]:
         (os, "getpid", lambda: 1),
         (socket, "gethostname", lambda: "sim"),
         (worker.service, "Watchdog", NoWatchdog),
-        *([] if lots.random.random() < 1 / 8 else [(worker.peers, "PEER_PROBE_S", PROBE_S)]),
+        *([] if lots.random.random() < 1 / 8 else IDLER),
         *((module, "datetime", VirtualDatetime) for module in _dated()),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in wanted]
