@@ -103,7 +103,10 @@ class RemoteTasks:
     async def run(self) -> None:
         """Until cancelled: forget tasks whose workers are silent."""
         try:
-            async with self._store.reporting(self._report), asyncio.TaskGroup() as group:
+            async with (
+                self._store.reporting(lambda _: self._report()),
+                asyncio.TaskGroup() as group,
+            ):
                 self._group = group
                 group.create_task(
                     keep_sweeping(

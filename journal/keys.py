@@ -1,8 +1,9 @@
 """Shell: runs of one key go one at a time over the fleet (R54). For fairness, not for safety.
 
-Who wants a key listens on its subject, then asks there: a holder's answer, or that of a run that
-wants it too and comes first by its id, sends the asker away for a while. Both listen before they
-ask, so of two at least one hears of the other.
+Who wants a key listens on its subject, then asks there, and waits: a holder's answer, or word of a
+run that wants it too and comes first by its id, sends it away for a while. A question is such word,
+as an answer is: both listen before they ask, so who asked first hears the other's question, if not
+its answer; by then it holds the key, and says so, or it is told who comes first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ _decode = msgspec.json.Decoder(_Claimant).decode
 _encode = msgspec.json.Encoder().encode
 
 
+def _read(said: bytes) -> list[_Claimant]:
+    """What was said, if it is anything: a worker that fails to answer says something else."""
+    try:
+        return [_decode(said)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
 class Keys:
     """The keys that this worker's runs hold or want."""
 
@@ -45,14 +54,18 @@ class Keys:
             return _nothing
         held = False
         stack = AsyncExitStack()
+        others: list[_Claimant] = []
 
-        def answer() -> bytes:
+        def answer(question: bytes) -> bytes:
+            if not held:
+                others.extend(_read(question))
             return _encode(_Claimant(run_id, held))
 
         topic = f"key.{digest('key', key)}"
         await stack.enter_async_context(self._store.reporting(answer, topic))
         try:
-            others = [_decode(raw) for raw in await self._store.ask_workers(WAIT_S, topic)]
+            for said in await self._store.ask_workers(WAIT_S, topic, answer(b"")):
+                others.extend(_read(said))
         except BaseException:
             await stack.aclose()
             raise

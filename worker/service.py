@@ -138,7 +138,7 @@ class Worker:
                 self._watchdog,
                 store.answering(self.id, self._dispatcher.holds),
                 store.notices(self._on_notice),
-                store.reporting(self.report),
+                store.reporting(lambda _: self.report()),
             ):
                 self._since = self._heard = time.monotonic()
                 try:

@@ -315,16 +315,18 @@ class JetStreamStore:
         return self._connection.serving(service, handle)
 
     def reporting(
-        self, report: Callable[[], bytes | None], topic: str = "workers"
+        self, report: Callable[[bytes], bytes | None], topic: str = "workers"
     ) -> AbstractAsyncContextManager[None]:
-        """Answer `ask_workers` about the topic (`key.<digest>`: who holds it) while inside; None:
-        nothing to say."""
+        """Answer the question of `ask_workers` about the topic (`key.<digest>`: who holds it) while
+        inside; None: nothing to say."""
         return self._hints.reporting(report, topic)
 
-    async def ask_workers(self, wait_s: float, topic: str = "workers") -> list[bytes]:
+    async def ask_workers(
+        self, wait_s: float, topic: str = "workers", question: bytes = b""
+    ) -> list[bytes]:
         """The reports of all workers that answer within `wait_s`, which it always waits if one
         does."""
-        return await self._hints.ask_workers(wait_s, topic)
+        return await self._hints.ask_workers(wait_s, topic, question)
 
     @property
     def hints(self) -> Hints:

@@ -59,11 +59,11 @@ class Hints:
 
     @asynccontextmanager
     async def reporting(
-        self, report: Callable[[], bytes | None], topic: str = "workers"
+        self, report: Callable[[bytes], bytes | None], topic: str = "workers"
     ) -> AsyncGenerator[None, None]:
-        async def answer(_: Reply) -> bytes | None:
+        async def answer(question: Reply) -> bytes | None:
             try:
-                return report()
+                return report(question.data)
             except Exception as error:  # who asks sees that something is wrong with this worker
                 return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"})
 
@@ -72,7 +72,9 @@ class Hints:
             await self._connection.confirm(subject)
             yield
 
-    async def ask_workers(self, wait_s: float, topic: str = "workers") -> list[bytes]:
+    async def ask_workers(
+        self, wait_s: float, topic: str = "workers", question: bytes = b""
+    ) -> list[bytes]:
         reports: list[bytes] = []
 
         def take(reply: Reply) -> bool:
@@ -84,7 +86,7 @@ class Hints:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._connection.collect(
-                    f"{self._namespace}.{topic}", b"", take, idle_s=wait_s
+                    f"{self._namespace}.{topic}", question, take, idle_s=wait_s
                 )
         return reports
 

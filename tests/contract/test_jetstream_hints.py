@@ -324,10 +324,10 @@ async def test_who_waits_reads_once_a_run_may_have_stopped_not_at_each_of_its_re
 async def test_all_workers_report_also_one_that_is_broken(direct: JetStreamStore) -> None:
     assert await direct.ask_workers(5) == []
 
-    def broken() -> bytes:
+    def broken(question: bytes) -> bytes:
         raise KeyError("x")
 
-    async with direct.reporting(lambda: b"one"), direct.reporting(broken):
+    async with direct.reporting(lambda _: b"one"), direct.reporting(broken):
         reports = await direct.ask_workers(0.5)
     assert sorted(reports) == [b"one", b'{"error":"KeyError: \'x\'"}']
 

@@ -428,7 +428,7 @@ async def test_what_arrives_runs_in_the_process_that_connected(simulated: ModelS
         async with (
             JetStreamStore(simulated.url) as store,
             store.notices(lambda run, payload: seen.append((name, PROCESS.get()))),
-            store.reporting(lambda: PROCESS.get().encode()),
+            store.reporting(lambda _: PROCESS.get().encode()),
         ):
             ready.set()
             await done.wait()

@@ -76,7 +76,7 @@ class Shared(FaultyStore):
 
     @asynccontextmanager
     async def reporting(
-        self, answer: Callable[[], bytes], topic: str
+        self, answer: Callable[[bytes], bytes], topic: str
     ) -> AsyncGenerator[None, None]:
         self.answering_for.append(topic)
         try:
@@ -84,7 +84,7 @@ class Shared(FaultyStore):
         finally:
             self.answering_for.remove(topic)
 
-    async def ask_workers(self, wait_s: float, topic: str) -> list[bytes]:
+    async def ask_workers(self, wait_s: float, topic: str, question: bytes) -> list[bytes]:
         return self.rivals
 
     async def load(self, run_id: RunId, *, after: int = 0) -> Loaded:

@@ -702,6 +702,15 @@ MUTANTS = [
         ADOPTING + "test_a_look_wakes_the_runs_of_who_is_gone_and_no_others",
     ),
     Mutant(
+        "key-question-unheard",
+        "who wants a key hears of another one by its question",
+        "journal/keys.py",
+        "others.extend(_read(question))",
+        "pass",
+        "tests/contract/test_keys.py::"
+        "test_of_two_that_want_it_the_one_with_the_lower_id_gets_it_whoever_asks_first",
+    ),
+    Mutant(
         "last-chances-together",
         "beside a run on its last chance no other such run is taken",
         "journal/claims.py",

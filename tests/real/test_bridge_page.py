@@ -474,7 +474,7 @@ async def test_hostile_text_is_shown_whole_and_does_nothing(stage: kit.Stage, ta
     await stage.fleet.start("hostile", [kit.HOSTILE, kit.LONG_LINE], run_id=run)
     await stage.until(run, "awaiting_approval")
     async with stage.store.reporting(
-        lambda: json.dumps({"worker": kit.HOSTILE, "host": kit.HOSTILE, "error": "?"}).encode()
+        lambda _: json.dumps({"worker": kit.HOSTILE, "host": kit.HOSTILE, "error": "?"}).encode()
     ):
         await tab.go("workers")
         await expect(page.locator("main")).to_contain_text(shown)

@@ -328,7 +328,7 @@ async def as_a_worker_of(cli: Cli, agent: str) -> AsyncIterator[Fleet]:
     report = {"worker": "w1", "agents": [{"name": agent, "revision": "1"}]}
     async with fleet_of(cli) as fleet:
         assert isinstance(fleet.store, JetStreamStore)
-        async with fleet.store.reporting(lambda: json.dumps(report).encode()):
+        async with fleet.store.reporting(lambda _: json.dumps(report).encode()):
             yield fleet
 
 
