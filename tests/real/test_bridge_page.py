@@ -5,6 +5,7 @@ One browser and one namespace for the module; each test has a profile and runs o
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import sys
@@ -229,11 +230,18 @@ async def test_who_comes_second_is_told_who_won(stage: kit.Stage, tab: kit.Tab):
     page, run = tab.page, new_id("second")
     await stage.fleet.start("hostile", None, run_id=run)
     await stage.until(run, "awaiting_approval")
+    deaf = asyncio.Event()
+
+    async def until_deaf(route: Route) -> None:
+        answer = await route.fetch()
+        await (route.abort() if deaf.is_set() else route.fulfill(response=answer))
+
+    await page.route(f"**/runs/{run}", until_deaf)
     await tab.go(f"runs/{run}")
     card = page.locator("article.is-approval")
     await button(card, "Reject…").click()
     (asked,) = (await stage.fleet.get(run)).outcome.pending  # type: ignore[union-attr]
-    await page.route(f"**/runs/{run}", lambda route: route.abort())  # it hears of nothing else
+    deaf.set()  # an answer that is on its way does not tell it either
     first = await stage.fleet.signal(run, "approve", {"marker": asked.marker})
     await button(card, "Reject: do not run wire").click()
     await expect(card.locator(".problem")).to_contain_text("approve by somebody")
