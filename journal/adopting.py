@@ -52,7 +52,7 @@ async def wake_abandoned(
     lasts = await store.last_records(flight)
     holders = {run_id: holder_after(record) for run_id, record in lasts.items()}
     if gone is None:
-        await look.ask_all(set(holders.values()) - {""})
+        await look.ask_all(dict.fromkeys(filter(None, holders.values())))
     wanted = [
         one
         for run_id, one in flight.items()

@@ -132,7 +132,7 @@ class PeerWatch:
         """At the start: runs at work whose worker is gone, or did not live to claim them."""
         try:
             first = await wake_abandoned(self._store, self._peers.me.agents, {})
-            for worker in first.there:  # killed before it could answer our hello, it is watched
+            for worker in sorted(first.there):  # killed before it answers our hello, it is watched
                 self._peers.assume(worker)
             if first.left:
                 await asyncio.sleep(HOLDER_GRACE_S)

@@ -13,7 +13,8 @@ from simulation.plans import PROFILES, REMOTE, draw
 from simulation.schedule import play
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = (3, 11, 28)
+SEEDS = (3, 11, 28, 1_000_054, 1_000_261, 1_001_161, 1_003_294)
+"""In the last four a worker that starts asks several holders at once."""
 
 
 @pytest.mark.parametrize("profile", list(PROFILES))
