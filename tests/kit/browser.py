@@ -320,6 +320,8 @@ async def tab_in(
         yield tab
         assert not tab.wrong, tab.wrong
     finally:
+        for page in context.pages:  # what a handler is still fetching is of no interest any more
+            await page.unroute_all(behavior="ignoreErrors")
         await context.close()
 
 

@@ -233,8 +233,11 @@ async def test_who_comes_second_is_told_who_won(stage: kit.Stage, tab: kit.Tab):
     deaf = asyncio.Event()
 
     async def until_deaf(route: Route) -> None:
-        answer = await route.fetch()
-        await (route.abort() if deaf.is_set() else route.fulfill(response=answer))
+        answer = None if deaf.is_set() else await route.fetch()
+        if answer is None or deaf.is_set():
+            await route.abort()
+        else:
+            await route.fulfill(response=answer)
 
     await page.route(f"**/runs/{run}", until_deaf)
     await tab.go(f"runs/{run}")
