@@ -64,7 +64,8 @@ class Keys:
         topic = f"key.{digest('key', key)}"
         await stack.enter_async_context(self._store.reporting(answer, topic))
         try:
-            for said in await self._store.ask_workers(WAIT_S, topic, answer(b"")):
+            mine = _encode(_Claimant(run_id, held))
+            for said in await self._store.ask_workers(WAIT_S, topic, mine):
                 others.extend(_read(said))
         except BaseException:
             await stack.aclose()
